@@ -1,0 +1,47 @@
+"""Errors that say what was expected, what came, and what to do; the command line prints them as two lines."""
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+
+class VitkitError(Exception):
+    """A failure the user can act on. Every error vitkit raises on purpose is one of these.
+
+    >>> raise VitkitError("the width must be divisible by the heads", expected="a multiple of 12", got=770)
+    Traceback (most recent call last):
+    vitkit.core.errors.VitkitError: the width must be divisible by the heads (expected a multiple of 12, got 770)
+    """
+
+    def __init__(self, message: str, *, expected: object = None, got: object = None, hint: str | None = None) -> None:
+        self.message = message
+        self.expected = expected
+        self.got = got
+        self.hint = hint
+        super().__init__(str(self))
+
+    def __str__(self) -> str:
+        comparison = [f"{word} {value}" for word, value in (("expected", self.expected), ("got", self.got)) if value is not None]
+        return f"{self.message} ({', '.join(comparison)})" if comparison else self.message
+
+
+class ConfigError(VitkitError):
+    """A configuration that cannot be: an unknown key, a wrong type, sizes that do not fit together."""
+
+
+class InputError(VitkitError):
+    """An image or tensor that the model cannot take."""
+
+
+class UnknownNameError(VitkitError):
+    """A model, recipe or format that does not exist, with the nearest that does."""
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str | None:
+    """The nearest known name as a hint, or None where nothing is near.
+
+    >>> did_you_mean("B/61", ["B/16", "L/16"])
+    'did you mean B/16?'
+    """
+    by_lower_case = {candidate.lower(): candidate for candidate in known}
+    nearest = get_close_matches(name.lower(), by_lower_case, n=1, cutoff=0.6)
+    return f"did you mean {by_lower_case[nearest[0]]}?" if nearest else None

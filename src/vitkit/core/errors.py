@@ -20,7 +20,9 @@ class VitkitError(Exception):
         super().__init__(str(self))
 
     def __str__(self) -> str:
-        comparison = [f"{word} {value}" for word, value in (("expected", self.expected), ("got", self.got)) if value is not None]
+        comparison = [
+            f"{word} {value}" for word, value in (("expected", self.expected), ("got", self.got)) if value is not None
+        ]
         return f"{self.message} ({', '.join(comparison)})" if comparison else self.message
 
 

@@ -158,7 +158,7 @@ def blocks(
     6
     """
     axes: list[Axis | None] = ["row", "column"] * depth if config.axial else [None] * depth
-    shares = torch.linspace(0.0, stochastic_depth, len(axes), device="cpu").tolist()
+    shares = [stochastic_depth * index / max(len(axes) - 1, 1) for index in range(len(axes))]
 
     def attention(axis: Axis | None) -> Attention:
         if axis is None:

@@ -8,9 +8,9 @@ def check_images(images: Tensor, *, channels: int, image_size: tuple[int, int] |
     """Refuse images of another layout, number of channels or size (any size, if None), and images still in bytes.
 
     >>> import torch
-    >>> check_images(torch.zeros(2, 3, 224, 200), channels=3, image_size=(224, 224))
+    >>> check_images(torch.zeros(2, 3, 32, 24), channels=3, image_size=(32, 32))
     Traceback (most recent call last):
-    vitkit.core.errors.InputError: the images do not fit the model (expected batch × 3 × 224 × 224, got 2 × 3 × 224 × 200)
+    vitkit.core.errors.InputError: the images do not fit the model (expected batch × 3 × 32 × 32, got 2 × 3 × 32 × 24)
     """
     sizes = ("any", "any") if image_size is None else image_size
     fits = images.ndim == 4 and images.shape[1] == channels

@@ -81,7 +81,7 @@ class LearnedPositions2d(nn.Module):
         return patches if self.prefix is None else torch.cat([self.prefix, patches], dim=1)
 
 
-AdditivePositions = nn.Parameter | LearnedPositions2d
+AdditivePositions = Tensor | LearnedPositions2d
 
 
 def additive_positions(config: PositionConfig, *, grid: tuple[int, int], width: int, prefix: int) -> AdditivePositions:

@@ -75,6 +75,8 @@ def test_a_reader_sees_the_parts_and_the_run(capsys):
         (["B/16", "positons.kind=none"], 1, "positons", "did you mean positions"),
         (["R50x1", "patch_size=8"], 1, "patch_size is not a known key", ""),
         ([], 2, "name a model", "vitkit cost --help"),
+        (["B/16", "--table6"], 2, "--table6 alone", "vitkit cost --help"),
+        (["B/16", "--epochs", "7"], 2, "--images", "vitkit cost --help"),
     ],
 )
 def test_a_mistake_gets_one_error_and_one_hint(capsys, arguments, code, error, hint):

@@ -1,4 +1,4 @@
-"""Our names and layouts from Google's, for a ViT, a hybrid and a BiT; written apart from the package's own converter."""
+"""Our names and layouts from Google's, for a ViT, a hybrid and a BiT; apart from the package's own converter."""
 
 import re
 from collections.abc import Iterator, Mapping

@@ -48,16 +48,16 @@ def test_vit_has_the_logits_of_the_released_code(config: ViTConfig, drawn: dict[
     agree(ViT(config), VIT, weights, google_numpy.vit_logits, drawn["image_size"])
 
 
-@pytest.mark.parametrize("flat_norms", [True, False], ids=["norms of C", "norms of 1×1×1×C"])
+@pytest.mark.parametrize("flat_norms", [True, False], ids=["norms of C", "norms of 1x1x1xC"])
 @pytest.mark.parametrize("class_token", [True, False], ids=["class token", "mean-pooled"])
 @pytest.mark.parametrize(
     ("units", "root_width", "patch", "image_size"),
     [
         pytest.param((2,), 64, 1, (16, 24), id="one stage"),
         pytest.param((2, 1), 32, 1, (32, 48), id="two stages"),
-        pytest.param((1, 1, 2), 32, 2, (64, 32), id="three stages, 2×2 patches"),
+        pytest.param((1, 1, 2), 32, 2, (64, 32), id="three stages, 2x2 patches"),
         pytest.param((1, 1, 1, 1), 32, 1, (64, 64), id="four stages"),
-        pytest.param((), 64, 4, (32, 48), id="root alone, 4×4 patches"),
+        pytest.param((), 64, 4, (32, 48), id="root alone, 4x4 patches"),
     ],
 )
 def test_hybrid_has_the_logits_of_the_released_code(

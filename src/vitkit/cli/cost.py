@@ -46,7 +46,7 @@ class CountParameter(click.ParamType):  # type: ignore[type-arg]
 @click.option("--image-size", type=SizeParameter(), help="384, or 224x320 for height and width.")
 @click.option("--classes", type=click.IntRange(min=0), help="Outputs of the head; 1000 if not given.")
 @click.option("--images", type=CountParameter(), help="Images of the training set, such as 1281167 or 303e6.")
-@click.option("--epochs", type=click.FloatRange(min=0), default=1.0, show_default=True, help="Passes over them.")
+@click.option("--epochs", type=click.FloatRange(min=0), help="Passes over them; 1 if not given.")
 @click.option("--batch", type=click.IntRange(min=1), default=1, show_default=True, help="Images on the device at once.")
 @click.option("--table6", is_flag=True, help="Compare the paper's Table 6 with our counts.")
 @click.option("--json", "as_json", is_flag=True, help="Print the figures as JSON.")
@@ -56,7 +56,7 @@ def command(
     image_size: Size | None,
     classes: int | None,
     images: int | None,
-    epochs: float,
+    epochs: float | None,
     batch: int,
     table6: bool,
     as_json: bool,
@@ -70,13 +70,21 @@ def command(
     vitkit cost B/16 positions.kind=relative pooling=mean
     vitkit cost --table6
     """
-    if table6:
+    if table6 and model is None:
         print_table6(as_json=as_json)
         return
-    if model is None:
-        raise click.UsageError("name a model, such as B/16, or ask for --table6")
+    if table6 or model is None:
+        raise click.UsageError("name a model, such as B/16, or ask for --table6 alone")
+    if epochs is not None and images is None:
+        raise click.UsageError("--epochs passes over --images: say how many there are")
     figures = figures_of(
-        model, settings, image_size=image_size, classes=classes, images=images, epochs=epochs, batch=batch
+        model,
+        settings,
+        image_size=image_size,
+        classes=classes,
+        images=images,
+        epochs=1.0 if epochs is None else epochs,
+        batch=batch,
     )
     if as_json:
         print_json(figures)

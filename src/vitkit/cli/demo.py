@@ -32,7 +32,7 @@ def command(model: str, as_json: bool) -> None:
 
     created, milliseconds = timed(lambda: create(model, generator=torch.Generator().manual_seed(0)))
     if not isinstance(created, ViT) or created.config.backbone:
-        raise InputError(f"the tour shows how an image is cut into patches; {model} has none", hint="try --model B/16")
+        raise InputError(f"the tour shows a plain Vision Transformer; {model} is none", hint="try --model B/16")
     image = drawn_image(pair(created.config.image_size))
     steps = [("create", "parameters", milliseconds), *walk(created.eval(), image)]
     ledger = cost(created.config)

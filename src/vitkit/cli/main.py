@@ -29,7 +29,7 @@ class Entry(NamedTuple):
 
 
 COMMANDS = {
-    "demo": Entry("Start here", "vitkit.cli.demo:command", "The whole way on embedded data, with a report."),
+    "demo": Entry("Start here", "vitkit.cli.demo:command", "A first tour: an image through a model, step by step."),
     "models": Entry("Models", "vitkit.cli.models:command", "List the models and their sizes."),
     "cost": Entry("Models", "vitkit.cli.cost:command", "What a model costs to run and to train."),
     "doctor": Entry("This machine", "vitkit.cli.doctor:command", "What this machine has, lacks and is best at."),

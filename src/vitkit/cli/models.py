@@ -51,4 +51,8 @@ def print_table(rows: "list[vitkit.zoo.summary.Summary]") -> None:
         table.add_row(row.name, row.kind, *numbers, format_count(row.parameters), f"{row.gflops:.1f}")
     console = result_console()
     console.print(table)
-    console.print("\n1000 classes, 224 pixels; GFLOPs of one forward pass, a multiply-add counted as two.", style="dim")
+    console.print(
+        "\n1000 classes, 224 pixels; GFLOPs of one forward pass, a multiply-add counted as two. "
+        "timm and hub names stand for these too; --json lists them.",
+        style="dim",
+    )

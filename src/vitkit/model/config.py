@@ -165,10 +165,15 @@ def axial_blocks_see_a_grid(config: ViTConfig) -> None:
         )
 
 
+def patch_dropout_is_possible(config: ViTConfig) -> None:
+    """Patch dropout needs a model that can do without patches."""
+    if config.dropout.patches:
+        patches_may_be_left_out(config)
+
+
 def patches_may_be_left_out(config: ViTConfig) -> None:
     """A patch that is left out must not be missed by positions or attention further on."""
-    whole = config.block.axial or config.positions.place != "stem"
-    if config.dropout.patches and whole:
+    if config.block.axial or config.positions.place != "stem":
         raise ConfigError(
             "patches can be left out only where all positions are added at the stem",
             expected="positions.injection = stem and no axial blocks",
@@ -182,6 +187,6 @@ RULES = (
     heads_divide_the_width,
     pooling_finds_its_tokens,
     axial_blocks_see_a_grid,
-    patches_may_be_left_out,
+    patch_dropout_is_possible,
 )
 """What must hold between the fields of a `ViTConfig`."""

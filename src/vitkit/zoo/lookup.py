@@ -21,12 +21,19 @@ Model = ViT | BiT
 def find(name: str) -> Variant:
     """The variant of that name or alias, in any case; an alias's image size is put into its configuration.
 
+    What follows a dot in a timm name tells weights apart, not models.
+
     >>> find("b/16").name, find("google/vit-base-patch16-384").config.image_size
     ('B/16', 384)
+    >>> find("vit_small_patch16_224.augreg_in21k").name
+    'S/16'
     """
+    wanted = name.lower()
+    if wanted.startswith(("vit_", "resnetv2_")):
+        wanted = wanted.partition(".")[0]
     for variant in VARIANTS:
         for known in (variant.name, *variant.aliases):
-            if known.lower() == name.lower():
+            if known.lower() == wanted:
                 return replace(variant, config=replace(variant.config, image_size=image_size_in(known)))
     names = [known for variant in VARIANTS for known in (variant.name, *variant.aliases)]
     raise UnknownNameError(
@@ -67,7 +74,7 @@ def models(pattern: str = "*") -> list[str]:
 
 
 def configure(
-    name: str,
+    model: str | ModelConfig,
     *,
     image_size: Size | None = None,
     patch_size: Size | None = None,
@@ -75,12 +82,12 @@ def configure(
     classes: int | None = None,
     settings: Sequence[str] = (),
 ) -> ModelConfig:
-    """The configuration of a named model, changed where asked; `settings` are `section.key=value` for all the rest.
+    """A model's configuration, changed where asked; `settings` are `section.key=value` for all that has no argument.
 
     >>> configure("B/16", image_size=384, settings=["positions.kind=sincos_2d"]).grid
     (24, 24)
     """
-    config = find(name).config
+    config = find(model).config if isinstance(model, str) else model
     asked = {"image_size": image_size, "patch_size": patch_size, "channels": channels, "classes": classes}
     changes = {key: value for key, value in asked.items() if value is not None}
     return apply_overrides(from_mapping(type(config), changes, base=config), settings)
@@ -109,17 +116,13 @@ def create(
     >>> model(torch.rand(1, 3, 32, 32)).shape
     torch.Size([1, 10])
     """
-    config = (
-        configure(
-            model,
-            image_size=image_size,
-            patch_size=patch_size,
-            channels=channels,
-            classes=classes,
-            settings=settings,
-        )
-        if isinstance(model, str)
-        else model
+    config = configure(
+        model,
+        image_size=image_size,
+        patch_size=patch_size,
+        channels=channels,
+        classes=classes,
+        settings=settings,
     )
     with torch.device("meta"):
         made = build(config)

@@ -1,0 +1,135 @@
+"""A model's name goes in; the same function as made by vitkit, timm and transformers comes out, with equal weights."""
+
+import importlib
+import re
+import sys
+import warnings
+from collections.abc import Mapping
+from functools import cache
+from importlib.util import find_spec
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor, nn
+
+import vitkit
+from vitkit.zoo.variants import SIZES
+
+Contender = Literal["vitkit", "timm", "transformers"]
+Activation = Literal["gelu_erf", "gelu_tanh"]
+CONTENDERS: tuple[Contender, ...] = get_args(Contender)
+
+TIMM_NAMES = {
+    "Ti/16": "vit_tiny_patch16_224",
+    "S/16": "vit_small_patch16_224",
+    "B/16": "vit_base_patch16_224",
+}
+TRANSFORMERS_ACTIVATIONS: dict[Activation, str] = {"gelu_erf": "gelu", "gelu_tanh": "gelu_pytorch_tanh"}
+# Our parameter names (those of timm) as regular expressions, and what transformers calls the same tensor.
+TRANSFORMERS_NAMES = (
+    (r"cls_token", r"vit.embeddings.cls_token"),
+    (r"pos_embed", r"vit.embeddings.position_embeddings"),
+    (r"patch_embed\.proj\.(\w+)", r"vit.embeddings.patch_embeddings.projection.\1"),
+    (r"blocks\.(\d+)\.norm1\.(\w+)", r"vit.layers.\1.layernorm_before.\2"),
+    (r"blocks\.(\d+)\.attn\.proj\.(\w+)", r"vit.layers.\1.attention.o_proj.\2"),
+    (r"blocks\.(\d+)\.norm2\.(\w+)", r"vit.layers.\1.layernorm_after.\2"),
+    (r"blocks\.(\d+)\.mlp\.(fc[12]\.\w+)", r"vit.layers.\1.mlp.\2"),
+    (r"norm\.(\w+)", r"vit.layernorm.\1"),
+    (r"head\.(\w+)", r"classifier.\1"),
+)
+QKV = re.compile(r"blocks\.(\d+)\.attn\.qkv\.(\w+)")
+
+
+@cache
+def mend_torchvision() -> torch.library.Library | None:
+    """Make an installed torchvision importable that was built for another torch; timm and transformers import it.
+
+    Such a torchvision misses two of its operators. Nothing here runs them, so it is enough that they are declared;
+    the declaration lasts as long as the library that is returned, and the cache keeps that.
+    """
+    if find_spec("torchvision") is None:
+        return None
+    try:
+        importlib.import_module("torchvision")
+    except Exception:  # a mismatch shows in many ways; what is still wrong after this shows at the next import
+        for name in [name for name in sys.modules if name.split(".")[0] == "torchvision"]:
+            del sys.modules[name]
+        library = torch.library.Library("torchvision", "FRAGMENT")
+        for operator in ("nms", "qnms"):
+            library.define(f"{operator}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+        return library
+    return None
+
+
+def peer(name: Literal["timm", "transformers"]) -> Any:
+    """The other library, imported."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        mend_torchvision()
+        return importlib.import_module(name)
+
+
+def build(contender: Contender, model: str, *, activation: Activation) -> nn.Module:
+    """The model as a contender makes it, with weights of the contender's own choice."""
+    if contender == "vitkit":
+        return vitkit.create(model, settings=[f"block.activation={activation}"])
+    if contender == "timm":
+        layer = None if activation == "gelu_erf" else activation
+        return peer("timm").create_model(TIMM_NAMES[model], act_layer=layer)
+    transformers = peer("transformers")
+    sizes = SIZES[model.partition("/")[0]]
+    config = transformers.ViTConfig(
+        hidden_size=sizes.width,
+        num_hidden_layers=sizes.depth,
+        num_attention_heads=sizes.heads,
+        intermediate_size=sizes.mlp_dim,
+        num_labels=sizes.classes,
+        layer_norm_eps=sizes.block.norm_eps,
+        hidden_act=TRANSFORMERS_ACTIVATIONS[activation],
+        hidden_dropout_prob=0.0,
+        attention_probs_dropout_prob=0.0,
+        attn_implementation="sdpa",
+    )
+    return transformers.ViTForImageClassification(config)
+
+
+def build_equal(model: str, *, activation: Activation) -> dict[Contender, nn.Module]:
+    """All contenders with the same random weights, in float32."""
+    contenders = {contender: build(contender, model, activation=activation) for contender in CONTENDERS}
+    draw_weights(contenders["vitkit"])
+    weights = contenders["vitkit"].state_dict()
+    contenders["timm"].load_state_dict(weights, strict=True)
+    contenders["transformers"].load_state_dict(as_transformers(weights), strict=True)
+    return contenders
+
+
+@torch.no_grad()
+def draw_weights(model: nn.Module) -> None:
+    """Random numbers everywhere, zero nowhere, at scales that keep activations and logits near 1."""
+    generator = torch.Generator().manual_seed(0)
+    for name, parameter in model.named_parameters():
+        if "norm" in name and name.endswith("weight"):
+            parameter.normal_(1.0, 0.1, generator=generator)
+        elif parameter.ndim > 1 and name.endswith("weight"):
+            parameter.normal_(0.0, parameter[0].numel() ** -0.5, generator=generator)
+        else:
+            parameter.normal_(0.0, 0.1, generator=generator)
+
+
+def as_transformers(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The same weights under the names that transformers gives them, queries, keys and values apart."""
+    renamed: dict[str, Tensor] = {}
+    for name, tensor in weights.items():
+        if fused := QKV.fullmatch(name):
+            for letter, part in zip("qkv", tensor.chunk(3), strict=True):
+                renamed[f"vit.layers.{fused[1]}.attention.{letter}_proj.{fused[2]}"] = part
+            continue
+        pattern, template = next(rule for rule in TRANSFORMERS_NAMES if re.fullmatch(rule[0], name))
+        renamed[re.sub(pattern, template, name)] = tensor
+    return renamed
+
+
+def logits(model: nn.Module, images: Tensor) -> Tensor:
+    """The logits of images, taken out of whatever the model wraps them in."""
+    output = model(images)
+    return output if isinstance(output, Tensor) else output.logits

@@ -1,0 +1,276 @@
+"""The documentation says what is: examples run, shown results are the real ones, tables and links are complete."""
+
+import ast
+import dataclasses
+import importlib.util
+import re
+import shlex
+from collections.abc import Iterator
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import vitkit
+from vitkit.cli.main import COMMANDS, main
+from vitkit.model.attention import AttentionConfig
+from vitkit.model.config import DropoutConfig, TokenConfig, ViTConfig
+from vitkit.model.encoder import BlockConfig
+from vitkit.model.heads import HeadConfig
+from vitkit.model.positions import PLACES, PositionConfig
+from vitkit.model.resample import KERNELS
+from vitkit.model.resnet import BackboneConfig, BiTConfig
+from vitkit.zoo.table6 import TABLE_6
+from vitkit.zoo.variants import VARIANTS
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+PAGES = [*sorted(ROOT.glob("*.md")), *(path for path in sorted(DOCS.rglob("*.md")) if "_build" not in path.parts)]
+EXAMPLES = [ROOT / "README.md", *sorted(DOCS.glob("guides/*.md")), DOCS / "table6.md"]
+OTHER_PROGRAMS = {"make", "pip", "git", "."}
+CONFIGS = (
+    ViTConfig,
+    PositionConfig,
+    TokenConfig,
+    BlockConfig,
+    AttentionConfig,
+    DropoutConfig,
+    HeadConfig,
+    BackboneConfig,
+    BiTConfig,
+)
+
+examples = pytest.mark.parametrize("page", EXAMPLES, ids=lambda path: path.name)
+pages = pytest.mark.parametrize("page", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
+
+
+def read(path: Path) -> str:
+    return path.read_text(encoding="utf-8")
+
+
+def blocks(text: str, *languages: str) -> list[str]:
+    """The fenced blocks in one of these languages, without their fences."""
+    fenced = re.findall(r"^```(\S*)\n(.*?)^```$", text, flags=re.DOTALL | re.MULTILINE)
+    return [code for language, code in fenced if language in languages]
+
+
+def prose(text: str) -> str:
+    """The page without its fenced blocks."""
+    return re.sub(r"^```.*?^```$", "", text, flags=re.DOTALL | re.MULTILINE)
+
+
+def section(text: str, heading: str) -> str:
+    """What stands under a heading of the second level, up to the next one."""
+    return text.partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
+
+
+def table_rows(text: str) -> list[list[str]]:
+    """The cells of every table row, heads and rules left out."""
+    lines = text.splitlines()
+    rules = {number for number, line in enumerate(lines) if re.fullmatch(r"[|:\- ]+", line)}
+    heads = {number - 1 for number in rules}
+    return [
+        [cell.strip() for cell in line.strip("|").split("|")]
+        for number, line in enumerate(lines)
+        if line.startswith("|") and number not in rules | heads
+    ]
+
+
+# Python
+
+
+def run_python(code: str, names: dict[str, Any], *, where: str) -> None:
+    """Run a block; where a line ends in `# → text`, what it gives must read as the text."""
+    lines, arrows = code.splitlines(), 0
+    for statement in ast.parse(code).body:
+        _, arrow, expected = lines[statement.end_lineno - 1].partition("  # → ")
+        if isinstance(statement, ast.Expr) and arrow:
+            value = eval(compile(ast.Expression(statement.value), where, "eval"), names)
+            assert str(value) == expected, f"{where}: {lines[statement.end_lineno - 1]}"
+            arrows += 1
+        else:
+            exec(compile(ast.Module([statement], []), where, "exec"), names)
+    assert arrows == code.count("# →"), f"{where}: an arrow belongs after an expression, with two spaces before it"
+
+
+@examples
+def test_python_examples_run_and_give_what_they_show(page: Path) -> None:
+    names: dict[str, Any] = {"__name__": "example"}
+    for number, code in enumerate(blocks(read(page), "python"), start=1):
+        run_python(code, names, where=f"{page.name}, Python block {number}")
+
+
+# The command line
+
+
+def commands(text: str) -> Iterator[tuple[str, str]]:
+    """Every command of the console and shell blocks, with the output shown under it."""
+    for code in blocks(text, "sh"):
+        yield from ((line, "") for line in code.splitlines() if line)
+    for code in blocks(text, "console"):
+        for part in re.split(r"^\$ ", code, flags=re.MULTILINE)[1:]:
+            command, _, output = part.partition("\n")
+            yield command, output
+
+
+def without_numbers(text: str) -> str:
+    """The text with its numbers, and the spaces that align them, made alike."""
+    return re.sub(" +", " ", re.sub(r"\d+(?:[.,]\d+)*", "0", text))
+
+
+def assert_shown(output: str, shown: str, *, where: str) -> None:
+    """Every shown line is in the output, next to its neighbour; `…` stands for any number of lines left out."""
+    lines = (line.rstrip() for line in shown.splitlines())
+    pattern = "".join(r"(?:.*\n)*" if line == "…" else re.escape(line) + r"\n" for line in lines)
+    actual = "".join(f"{line.rstrip()}\n" for line in output.splitlines())
+    assert re.fullmatch(pattern, actual), f"{where} shows\n{shown}\nbut it printed\n{actual}"
+
+
+@examples
+def test_commands_run_and_print_what_is_shown(
+    page: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("NO_COLOR", "1")
+    for variable in ("FORCE_COLOR", "TTY_COMPATIBLE"):
+        monkeypatch.delenv(variable, raising=False)
+    for line, shown in commands(read(page)):
+        program, *arguments = shlex.split(line, comments=True)
+        if program in OTHER_PROGRAMS:
+            continue
+        assert program == "vitkit"
+        assert main(arguments) == 0, capsys.readouterr().err
+        output = capsys.readouterr().out
+        if not shown or arguments == ["doctor"]:  # every machine has its own report
+            continue
+        if arguments == ["demo"]:
+            assert_shown(without_numbers(output), without_numbers(shown), where=page.name)
+        else:
+            assert_shown(output, shown, where=f"{page.name}: {line}")
+
+
+@pages
+def test_commands_named_in_passing_exist(page: Path) -> None:
+    named = re.findall(r"`vitkit ([a-z]\w*)", prose(read(page)))
+    assert set(named) <= COMMANDS.keys()
+
+
+# Links and names
+
+
+@pages
+def test_links_lead_to_files(page: Path) -> None:
+    links = re.findall(r"\]\(([^)\s]+)\)", prose(read(page)))
+    local = {link.partition("#")[0] for link in links if not re.match(r"[a-z]+:", link)} - {""}
+    missing = sorted(link for link in local if not (page.parent / link).exists())
+    assert not missing
+
+
+def test_readme_begins_with_the_two_commands_for_a_fresh_machine() -> None:
+    readme = read(ROOT / "README.md")
+    first = blocks(readme, "sh", "console", "python")[0]
+    assert [line.partition("#")[0].strip() for line in first.splitlines()] == ["make demo", "make test"]
+    assert readme.index("make demo") < readme.index("\n## ")
+
+
+def test_readme_names_every_model() -> None:
+    family = section(read(ROOT / "README.md"), "The family")
+    named = set(re.split(r"[\s,|]+", family))
+    assert {variant.name.removeprefix("BiT-") for variant in VARIANTS} <= named
+
+
+def test_architecture_names_every_module_and_no_other() -> None:
+    source = ROOT / "src" / "vitkit"
+    files = [path.relative_to(source.parent).with_suffix("").parts for path in source.rglob("*.py")]
+    modules = {".".join(parts) for parts in files if parts[-1] != "__init__"}
+    packages = {".".join(parts[:-1]) for parts in files if parts[-1] == "__init__"}
+    today = read(ROOT / "ARCHITECTURE.md").partition("\n## Planned\n")[0]
+    named = set(re.findall(r"\bvitkit(?:\.\w+)+", today))
+    assert modules <= named
+    assert named <= modules | packages | {f"vitkit.{name}" for name in vitkit.__all__}
+
+
+def test_changelog_has_this_version() -> None:
+    assert f"\n## {version('vitkit')}" in read(ROOT / "CHANGELOG.md")
+
+
+def test_every_decision_is_in_the_index_and_has_its_three_parts() -> None:
+    index = read(DOCS / "decisions" / "index.md")
+    records = sorted(DOCS.glob("decisions/[0-9]*.md"))
+    assert [int(path.name[:4]) for path in records] == list(range(1, len(records) + 1))
+    for path in records:
+        assert f"\n{path.stem}\n" in index
+        assert re.findall("^## (.+)$", read(path), flags=re.MULTILINE) == ["Context", "Decision", "Consequences"]
+
+
+# Tables
+
+
+def default_of(field: dataclasses.Field[Any]) -> str:
+    """A field's default as the tables write it; a section has none of its own."""
+    if dataclasses.is_dataclass(field.default):
+        return ""
+    return (
+        str(field.default).lower() if field.default is None or isinstance(field.default, bool) else str(field.default)
+    )
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=lambda config: config.__name__)
+def test_models_page_has_every_field_with_its_default(config: type[Any]) -> None:
+    rows = table_rows(section(read(DOCS / "guides" / "models.md"), config.__name__))
+    told = {name.strip("`"): default for name, default, *_ in rows if name.startswith("`")}
+    assert told.keys() == {field.name for field in dataclasses.fields(config)}
+    for field in dataclasses.fields(config):
+        shown = told[field.name]
+        assert shown == default_of(field) or float(shown) == field.default
+    assert all(row[-1] for row in rows)
+
+
+def test_models_page_has_every_kind_of_positions_with_its_places() -> None:
+    rows = table_rows(section(read(DOCS / "guides" / "models.md"), "PositionConfig"))
+    told = {kind: tuple(places.split(", ")) for kind, _, places in rows if not kind.startswith("`")}
+    assert told == PLACES
+
+
+def test_models_page_has_every_kernel_of_resampling() -> None:
+    rows = table_rows(section(read(DOCS / "guides" / "models.md"), "Another resolution"))
+    assert {origin for origins, _ in rows for origin in origins.split(", ")} == KERNELS.keys()
+
+
+def test_table_6_page_has_our_counts() -> None:
+    def difference(count: float, paper: float) -> str:
+        return f"{count / paper - 1:+.1%}".replace("-", "−").replace("%", " %")
+
+    counted = [
+        [
+            row.model,
+            str(row.epochs),
+            f"{row.paper:.0f}",
+            f"{row.counted:.1f}",
+            difference(row.counted, row.paper),
+            f"{row.counted_without_padding:.1f}",
+            difference(row.counted_without_padding, row.paper),
+        ]
+        for row in TABLE_6
+    ]
+    assert table_rows(read(DOCS / "table6.md")) == counted
+
+
+# The picture
+
+
+def test_picture_is_what_its_script_draws() -> None:
+    script = DOCS / "pictures" / "draw.py"
+    specification = importlib.util.spec_from_file_location("draw_the_picture", script)
+    assert specification is not None
+    assert specification.loader is not None
+    module = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(module)
+
+    def without_colours(svg: str) -> str:
+        return re.sub("#[0-9a-f]{6}", "#", svg)  # another machine may round a mean colour the other way
+
+    drawn = read(script.with_name("vit.svg"))
+    assert without_colours(module.draw()) == without_colours(drawn)
+    assert "http" not in drawn.replace("http://www.w3.org/2000/svg", "")

@@ -1,0 +1,179 @@
+"""Our tensors under other libraries' names: weights to load, or gradients to compare. One direction is all that a
+comparison needs; the package's own converters are not used."""
+
+import re
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+Tensors = Mapping[str, Tensor]
+Table = Mapping[str, str]
+
+
+def renamed(tensors: Tensors, table: Table) -> dict[str, Tensor]:
+    """Every name rewritten by the one row that matches it; names that no row matches stay."""
+
+    def rename(name: str) -> str:
+        found = [match.expand(theirs) for ours, theirs in table.items() if (match := re.fullmatch(ours, name))]
+        assert len(found) <= 1, f"{name} has several names: {found}"
+        return found[0] if found else name
+
+    return {rename(name): tensor for name, tensor in tensors.items()}
+
+
+def split(tensors: Tensors, fused: str, parts: tuple[str, ...]) -> dict[str, Tensor]:
+    """Layers called `fused` taken apart, along their outputs, into layers of their own."""
+    taken_apart: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        if f".{fused}." in name:
+            for part, piece in zip(parts, tensor.chunk(len(parts)), strict=True):
+                taken_apart[name.replace(f".{fused}.", f".{part}.")] = piece
+        else:
+            taken_apart[name] = tensor
+    return taken_apart
+
+
+# timm: ours, but for the two heads of a distilled model, the bare stem under R+Ti/16 and BiT's convolution as a head
+
+TIMM_DISTILLED = {r"head\.label\.(.+)": r"head.\1", r"head\.teacher\.(.+)": r"head_dist.\1"}
+TIMM_ROOT_ALONE = {r"patch_embed\.backbone\.stem\.(.+)": r"patch_embed.backbone.\1"}
+
+
+def timm_distilled(ours: Tensors) -> dict[str, Tensor]:
+    return renamed(ours, TIMM_DISTILLED)
+
+
+def timm_root_alone(ours: Tensors) -> dict[str, Tensor]:
+    return renamed(ours, TIMM_ROOT_ALONE)
+
+
+def timm_bit(ours: Tensors) -> dict[str, Tensor]:
+    theirs = renamed(ours, {r"head\.(.+)": r"head.fc.\1"})
+    return theirs | {"head.fc.weight": theirs["head.fc.weight"][:, :, None, None]}
+
+
+def timm_without_class_positions(ours: Tensors) -> dict[str, Tensor]:
+    """The class token's position added into the token itself, as timm stores DINOv2 with registers."""
+    first, rest = ours["pos_embed"].tensor_split([1], dim=1)
+    return {**ours, "cls_token": ours["cls_token"] + first, "pos_embed": rest}
+
+
+# transformers, as version 5 names things in memory
+
+HUGGINGFACE_VIT = {
+    r"cls_token": r"vit.embeddings.cls_token",
+    r"pos_embed": r"vit.embeddings.position_embeddings",
+    r"patch_embed\.proj\.(.+)": r"vit.embeddings.patch_embeddings.projection.\1",
+    r"blocks\.(\d+)\.norm1\.(.+)": r"vit.layers.\1.layernorm_before.\2",
+    r"blocks\.(\d+)\.attn\.proj\.(.+)": r"vit.layers.\1.attention.o_proj.\2",
+    r"blocks\.(\d+)\.attn\.([qkv]_proj)\.(.+)": r"vit.layers.\1.attention.\2.\3",
+    r"blocks\.(\d+)\.norm2\.(.+)": r"vit.layers.\1.layernorm_after.\2",
+    r"blocks\.(\d+)\.mlp\.(.+)": r"vit.layers.\1.mlp.\2",
+    r"norm\.(.+)": r"vit.layernorm.\1",
+    r"pre_logits\.fc\.(.+)": r"vit.pooler.dense.\1",
+    r"head\.(weight|bias)": r"classifier.\1",
+}
+HUGGINGFACE_DEIT = {ours: theirs.replace("vit.", "deit.") for ours, theirs in HUGGINGFACE_VIT.items()} | {
+    r"dist_token": r"deit.embeddings.distillation_token",
+    r"head\.label\.(.+)": r"cls_classifier.\1",
+    r"head\.teacher\.(.+)": r"distillation_classifier.\1",
+}
+HUGGINGFACE_DINO = {
+    r"cls_token": r"embeddings.cls_token",
+    r"reg_token": r"embeddings.register_tokens",
+    r"blocks\.(\d+)\.(norm\d)\.(.+)": r"LAYERS.\1.\2.\3",
+    r"blocks\.(\d+)\.attn\.proj\.(.+)": r"LAYERS.\1.attention.o_proj.\2",
+    r"blocks\.(\d+)\.attn\.([qkv]_proj)\.(.+)": r"LAYERS.\1.attention.\2.\3",
+    r"blocks\.(\d+)\.ls(\d)\.gamma": r"LAYERS.\1.layer_scale\2.lambda1",
+    r"blocks\.(\d+)\.mlp\.((?:gate|up|down)_proj\..+)": r"LAYERS.\1.mlp.\2",
+}
+HUGGINGFACE_DINOV2 = {ours: theirs.replace("LAYERS", "encoder.layer") for ours, theirs in HUGGINGFACE_DINO.items()} | {
+    r"pos_embed": r"embeddings.position_embeddings",
+    r"patch_embed\.proj\.(.+)": r"embeddings.patch_embeddings.projection.\1",
+    r"blocks\.(\d+)\.mlp\.(fc\d\..+)": r"encoder.layer.\1.mlp.\2",
+    r"norm\.(.+)": r"layernorm.\1",
+}
+HUGGINGFACE_DINOV3 = {ours: theirs.replace("LAYERS", "model.layer") for ours, theirs in HUGGINGFACE_DINO.items()} | {
+    r"patch_embed\.proj\.(.+)": r"embeddings.patch_embeddings.\1",
+    r"blocks\.(\d+)\.mlp\.fc1\.(.+)": r"model.layer.\1.mlp.up_proj.\2",
+    r"blocks\.(\d+)\.mlp\.fc2\.(.+)": r"model.layer.\1.mlp.down_proj.\2",
+}
+HUGGINGFACE_BIT = {
+    r"stem\.conv\.(.+)": r"bit.embedder.convolution.\1",
+    r"stages\.(\d+)\.blocks\.(.+)": r"bit.encoder.stages.\1.layers.\2",
+    r"norm\.(.+)": r"bit.norm.\1",
+    r"head\.(.+)": r"classifier.1.\1",
+}
+QKV = ("q_proj", "k_proj", "v_proj")
+
+
+def huggingface_vit(ours: Tensors) -> dict[str, Tensor]:
+    return renamed(split(ours, "qkv", QKV), HUGGINGFACE_VIT)
+
+
+def huggingface_vit_with_pooler(ours: Tensors) -> dict[str, Tensor]:
+    """`ViTModel` alone, without the classifier around it."""
+    theirs = {name.removeprefix("vit."): tensor for name, tensor in huggingface_vit(ours).items()}
+    return {name: tensor for name, tensor in theirs.items() if not name.startswith("classifier.")}
+
+
+def huggingface_deit(ours: Tensors) -> dict[str, Tensor]:
+    return renamed(split(ours, "qkv", QKV), HUGGINGFACE_DEIT)
+
+
+def huggingface_dinov2(ours: Tensors) -> dict[str, Tensor]:
+    return renamed(split(ours, "qkv", QKV), HUGGINGFACE_DINOV2)
+
+
+def huggingface_dinov2_gated(ours: Tensors) -> dict[str, Tensor]:
+    return huggingface_dinov2(_gated(ours))
+
+
+def huggingface_dinov3(ours: Tensors) -> dict[str, Tensor]:
+    return _without_key_bias(renamed(split(ours, "qkv", QKV), HUGGINGFACE_DINOV3))
+
+
+def huggingface_dinov3_gated(ours: Tensors) -> dict[str, Tensor]:
+    return huggingface_dinov3(_gated(ours))
+
+
+def huggingface_bit(ours: Tensors) -> dict[str, Tensor]:
+    return renamed(ours, HUGGINGFACE_BIT)
+
+
+def _gated(ours: Tensors) -> dict[str, Tensor]:
+    apart = split(ours, "fc1", ("gate_proj", "up_proj"))
+    return {name.replace(".fc2.", ".down_proj."): tensor for name, tensor in apart.items()}
+
+
+def _without_key_bias(theirs: Tensors) -> dict[str, Tensor]:
+    return {name: tensor for name, tensor in theirs.items() if not name.endswith("k_proj.bias")}
+
+
+# torchvision
+
+TORCHVISION = {
+    r"cls_token": r"class_token",
+    r"pos_embed": r"encoder.pos_embedding",
+    r"patch_embed\.proj\.(.+)": r"conv_proj.\1",
+    r"blocks\.(\d+)\.norm(\d)\.(.+)": r"encoder.layers.encoder_layer_\1.ln_\2.\3",
+    r"blocks\.(\d+)\.attn\.qkv\.(.+)": r"encoder.layers.encoder_layer_\1.self_attention.in_proj_\2",
+    r"blocks\.(\d+)\.attn\.proj\.(.+)": r"encoder.layers.encoder_layer_\1.self_attention.out_proj.\2",
+    r"blocks\.(\d+)\.mlp\.fc1\.(.+)": r"encoder.layers.encoder_layer_\1.mlp.0.\2",
+    r"blocks\.(\d+)\.mlp\.fc2\.(.+)": r"encoder.layers.encoder_layer_\1.mlp.3.\2",
+    r"norm\.(.+)": r"encoder.ln.\1",
+    r"pre_logits\.fc\.(.+)": r"heads.pre_logits.\1",
+    r"head\.(.+)": r"heads.head.\1",
+}
+
+
+def torchvision(ours: Tensors) -> dict[str, Tensor]:
+    return renamed(ours, TORCHVISION)
+
+
+def load(model: torch.nn.Module, tensors: Tensors, *, unused: tuple[str, ...] = ()) -> None:
+    """Load a whole state dict; `unused` are tensors that a plain forward pass does not read."""
+    found = model.load_state_dict(dict(tensors), strict=False)
+    assert not found.unexpected_keys
+    assert set(found.missing_keys) <= set(unused)

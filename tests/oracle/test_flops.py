@@ -1,0 +1,87 @@
+"""Our closed-form operation counts against torch's own counter, run over the model on the meta device."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from vitkit.core.shapes import pair
+from vitkit.model.config import TokenConfig, ViTConfig
+from vitkit.model.encoder import BlockConfig
+from vitkit.model.heads import HeadConfig
+from vitkit.model.positions import PositionConfig
+from vitkit.model.resnet import BackboneConfig, BiTConfig
+from vitkit.model.vit import ViT
+from vitkit.zoo.flops import forward_flops
+from vitkit.zoo.lookup import create
+from vitkit.zoo.variants import VARIANTS, ModelConfig
+
+SMALL = ViTConfig(image_size=32, patch_size=8, width=64, depth=3, heads=4, mlp_dim=96, classes=10)
+MEAN = replace(SMALL, pooling="mean")
+HYBRID = replace(SMALL, image_size=64, patch_size=1, backbone=BackboneConfig(units=(2, 1), root_width=32))
+
+
+def counted(config: ModelConfig) -> int:
+    """Matrix products and convolutions of one image's forward pass, every token in every layer."""
+    model = create(config, device="meta").eval()
+    images = torch.empty(1, config.channels, *pair(config.image_size), device="meta")
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        if isinstance(model, ViT):
+            model.head(model.pool(model.encode(model.embed(images)).tokens))
+        else:
+            model(images)
+    return counter.get_total_flops()
+
+
+@pytest.mark.parametrize("config", [pytest.param(variant.config, id=variant.name) for variant in VARIANTS])
+def test_zoo_model_costs_what_torch_counts(config: ModelConfig) -> None:
+    assert sum(forward_flops(config).values()) == counted(config)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        pytest.param(SMALL, id="small"),
+        pytest.param(replace(SMALL, image_size=(24, 40), patch_size=(8, 4)), id="oblong images and patches"),
+        pytest.param(replace(SMALL, channels=5), id="5 channels"),
+        pytest.param(replace(SMALL, classes=0), id="no head"),
+        pytest.param(replace(SMALL, head=HeadConfig(pre_logits=48)), id="pre-logits"),
+        pytest.param(replace(SMALL, head=HeadConfig(pre_logits=48), classes=0), id="pre-logits without a head"),
+        pytest.param(MEAN, id="mean pooling"),
+        pytest.param(replace(SMALL, pooling="map"), id="attention pooling"),
+        pytest.param(
+            replace(SMALL, pooling="map", head=HeadConfig(pre_logits=48), tokens=TokenConfig(class_token=True)),
+            id="attention pooling of a class token too, pre-logits",
+        ),
+        pytest.param(replace(SMALL, block=BlockConfig(activation="swiglu")), id="SwiGLU"),
+        pytest.param(
+            replace(SMALL, block=BlockConfig(activation="swiglu"), pooling="map"), id="SwiGLU, attention pooling"
+        ),
+        pytest.param(replace(SMALL, block=BlockConfig(layer_scale=1.0)), id="LayerScale"),
+        pytest.param(replace(SMALL, tokens=TokenConfig(registers=4)), id="registers"),
+        pytest.param(replace(SMALL, tokens=TokenConfig(distillation=True)), id="distillation"),
+        pytest.param(
+            replace(SMALL, tokens=TokenConfig(distillation=True, registers=4)), id="distillation and registers"
+        ),
+        *(
+            pytest.param(replace(SMALL, positions=PositionConfig(kind=kind)), id=f"{kind} positions")
+            for kind in ("none", "learned_2d", "sincos_2d", "relative", "rotary")
+        ),
+        pytest.param(
+            replace(MEAN, positions=PositionConfig(kind="relative", injection="shared"), image_size=(24, 40)),
+            id="relative positions, shared, no class token, oblong",
+        ),
+        pytest.param(replace(MEAN, block=BlockConfig(axial=True)), id="axial"),
+        pytest.param(replace(MEAN, block=BlockConfig(axial=True), image_size=(24, 40)), id="axial, oblong"),
+        pytest.param(replace(MEAN, block=BlockConfig(axial=True, activation="swiglu")), id="axial, SwiGLU"),
+        pytest.param(HYBRID, id="hybrid"),
+        pytest.param(replace(HYBRID, image_size=(64, 48), patch_size=2), id="hybrid, oblong, 2x2 patches"),
+        pytest.param(replace(HYBRID, patch_size=4, backbone=BackboneConfig(units=())), id="hybrid, root alone"),
+        pytest.param(BiTConfig(units=(1, 2), image_size=(64, 96), classes=10), id="BiT, oblong"),
+        pytest.param(BiTConfig(units=(1, 2, 1), image_size=(65, 50), channels=1), id="BiT, odd sizes, 1 channel"),
+        pytest.param(BiTConfig(units=(1, 1), width_factor=2, classes=0), id="BiT, no head"),
+    ],
+)
+def test_every_kind_of_model_costs_what_torch_counts(config: ModelConfig) -> None:
+    assert sum(forward_flops(config).values()) == counted(config)

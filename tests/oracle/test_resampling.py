@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import scipy.ndimage
 import torch
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from oracles import import_timm, import_torchvision, import_transformers
 from torch import Tensor
@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from vitkit.model.resample import Origin, resample_positions
 
-TOLERANCE = 1e-6  # places on the grid are rounded to float32 here and not in scipy: 1e-6 of a step between neighbours
+TOLERANCE = 1e-6  # results are rounded to float32, whose step is 2e-7 at the largest of these numbers
 WIDTH = 8
 
 Grid = tuple[int, int]
@@ -26,9 +26,9 @@ OBLONG = [((3, 5), (6, 4)), ((4, 9), (9, 4)), ((1, 8), (1, 5)), ((8, 1), (3, 2))
 
 
 def table(grid: Grid, prefix: int) -> Tensor:
-    """Random embeddings of the deviation that they are initialised with."""
+    """Random embeddings, fifty times as large as they are initialised, so that a rounding shows."""
     generator = torch.Generator().manual_seed(0)
-    return 0.02 * torch.randn(1, prefix + grid[0] * grid[1], WIDTH, generator=generator)
+    return torch.randn(1, prefix + grid[0] * grid[1], WIDTH, generator=generator)
 
 
 def as_ids(grids: list[tuple[Grid, Grid]]) -> list[Any]:
@@ -57,7 +57,6 @@ def scipy_zoom(positions: Tensor, *, old: Grid, new: Grid, **mode: str) -> Tenso
 @example(old=(9, 1), new=(4, 3))
 @example(old=(6, 6), new=(1, 1))
 @example(old=(24, 24), new=(22, 22))
-@settings(deadline=None)
 def test_google_resampling_is_scipys_zoom(old: Grid, new: Grid) -> None:
     """With mode="nearest": without it, where (old - 1) / (new - 1) * (new - 1) rounds up, as from 24 to 22 and from 32
     to 16, scipy takes the last row to lie outside the grid and fills it with zeros."""

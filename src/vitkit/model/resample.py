@@ -25,10 +25,11 @@ class Kernel:
     align_corners: bool = False
     antialias: bool = False
     offset: float = 0.0
+    precision: torch.dtype = torch.float32
 
 
 KERNELS: dict[Origin, Kernel] = {
-    "google": Kernel(mode="bilinear", align_corners=True),
+    "google": Kernel(mode="bilinear", align_corners=True, precision=torch.float64),
     "timm": Kernel(antialias=True),
     "huggingface": Kernel(),
     "deit": Kernel(),
@@ -57,7 +58,7 @@ def resample_grid(
     if old == new:
         return table
     kernel = KERNELS[origin]
-    image = rearrange(table.float(), "one (rows columns) D -> one D rows columns", rows=old[0])
+    image = rearrange(table.to(kernel.precision), "one (rows columns) D -> one D rows columns", rows=old[0])
     if kernel.offset:
         # DINOv2 passes the scale of a slightly larger grid, and interpolates by that scale instead of by size.
         scale = tuple((n + kernel.offset) / o for n, o in zip(new, old, strict=True))

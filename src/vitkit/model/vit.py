@@ -162,7 +162,7 @@ class ViT(nn.Module):
     def encode(self, tokens: Float[Tensor, "B L D"], *, keep: Keep = NOTHING, rows: int | None = None) -> Encoded:
         """Equations 2 and 3, L times: z_0 to z_L, and of chosen layers what `keep` asks for.
 
-        With `rows` only the first rows of z_L are computed, and kept. What is kept is computed beside the fused attention,
+        With `rows` only the first rows of z_L are computed. What is kept is computed beside the fused attention,
         layer by layer, so that memory holds no more than what was asked for.
         """
         keep = keep.within(len(self.blocks))

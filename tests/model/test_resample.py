@@ -1,12 +1,13 @@
 """Position embeddings from grid to grid, whatever the kernel: what every origin's way must keep."""
 
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
+from torch.nn import functional
 
 from vitkit.core.errors import InputError
 from vitkit.model.resample import KERNELS, Origin, resample_grid, resample_positions
@@ -106,7 +107,29 @@ def test_the_papers_way_is_linear_between_the_two_nearest_of_each_axis(
             torch.testing.assert_close(resampled[row, column], expected, rtol=0, atol=1e-5)
 
 
-def test_the_kernels_that_should_differ_do() -> None:
+LIBRARIES: dict[str, dict[str, Any]] = {
+    # What each origin passes to interpolate, typed from its code.
+    "google": {"size": (4, 9), "mode": "bilinear", "align_corners": True},  # as scipy.ndimage.zoom(order=1)
+    "timm": {"size": (4, 9), "mode": "bicubic", "antialias": True},
+    "huggingface": {"size": (4, 9), "mode": "bicubic", "align_corners": False},
+    "deit": {"size": (4, 9), "mode": "bicubic", "align_corners": False},
+    "mae": {"size": (4, 9), "mode": "bicubic", "align_corners": False},
+    "torchvision": {"size": (4, 9), "mode": "bicubic", "align_corners": True},
+    "dinov2": {"scale_factor": (4.1 / 7, 9.1 / 5), "mode": "bicubic"},
+    "dinov2-registers": {"size": (4, 9), "mode": "bicubic", "antialias": True},
+}
+
+
+@pytest.mark.parametrize("origin", ORIGINS)
+def test_each_origin_interpolates_as_its_library_does(origin: Origin) -> None:
+    table = embeddings((7, 5))
+    image = table.unflatten(1, (7, 5)).permute(0, 3, 1, 2)
+    expected = functional.interpolate(image, **LIBRARIES[origin]).permute(0, 2, 3, 1).flatten(1, 2)
+    got = resample_grid(table, old=(7, 5), new=(4, 9), origin=origin)
+    torch.testing.assert_close(got, expected, rtol=0, atol=ROUNDED)
+
+
+def test_no_two_kernels_are_the_same_by_chance() -> None:
     table = embeddings((7, 5))
     # deit, huggingface and mae share one kernel, timm and dinov2-registers another: 8 names, 5 ways.
     ways = {tuple(resample_grid(table, old=(7, 5), new=(4, 9), origin=name).flatten().tolist()) for name in ORIGINS}

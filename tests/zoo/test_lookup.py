@@ -78,6 +78,15 @@ def test_other_peoples_names_are_known(alias: str, name: str) -> None:
     assert find(alias).name == name
 
 
+def test_what_follows_a_dot_in_a_timm_name_is_about_weights() -> None:
+    for name in ("vit_base_patch16_384.augreg_in21k_ft_in1k", "VIT_BASE_PATCH16_384.orig", "vit_base_patch16_384"):
+        assert find(name) == find("vit_base_patch16_384")
+    assert find("resnetv2_50x1_bit.goog_in21k").name == "BiT-R50x1"
+    for name in ("B/16.anything", "google/vit-base-patch16-224.main"):
+        with pytest.raises(UnknownNameError):
+            find(name)
+
+
 # Listing
 
 

@@ -38,6 +38,28 @@ class UnknownNameError(VitkitError):
     """A model, recipe or format that does not exist, with the nearest that does."""
 
 
+def check_share(name: str, share: int | float) -> None:
+    """Refuse a share that leaves nothing, or is less than nothing.
+
+    >>> check_share("dropout.dense", 1.5)
+    Traceback (most recent call last):
+    vitkit.core.errors.ConfigError: dropout.dense is not a share (expected 0 ≤ share < 1, got 1.5)
+    """
+    if not 0.0 <= share < 1.0:
+        raise ConfigError(f"{name} is not a share", expected="0 ≤ share < 1", got=share)
+
+
+def check_positive(name: str, number: int | float) -> None:
+    """Refuse a number that must be more than zero.
+
+    >>> check_positive("block.norm_eps", 0.0)
+    Traceback (most recent call last):
+    vitkit.core.errors.ConfigError: block.norm_eps must be positive (expected more than 0, got 0.0)
+    """
+    if not number > 0:
+        raise ConfigError(f"{name} must be positive", expected="more than 0", got=number)
+
+
 def did_you_mean(name: str, known: Iterable[str]) -> str | None:
     """The nearest known name as a hint, or None where nothing is near.
 

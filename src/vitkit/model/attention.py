@@ -8,6 +8,7 @@ from einops import rearrange
 from torch import nn
 from torch.nn import functional
 
+from vitkit.core.errors import check_share
 from vitkit.core.shapes import Float, Tensor
 from vitkit.model.positions import RelativePositions, Rotary
 
@@ -28,6 +29,9 @@ class AttentionConfig:
     qkv_bias: bool = True
     qk_norm: bool = False
     dropout: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_share("attention.dropout", self.dropout)
 
 
 class Attention(nn.Module):
@@ -125,12 +129,12 @@ class AxialAttention(Attention):
         rotary: Rotary | None = None,
         relative: RelativePositions | None = None,
         rows: int | None = None,
-    ) -> Float[Tensor, "B L D"]:
-        """New values of all tokens, each drawn from the tokens of its line."""
+    ) -> Float[Tensor, "B Q D"]:
+        """New values of the first `rows` tokens, each drawn from the tokens of its line."""
         flat, lines = "B (row column) D", {"row": "(B row) column D", "column": "(B column) row D"}[self.axis]
         sizes = {"row": self.grid[0], "column": self.grid[1]}
         mixed = super().forward(rearrange(tokens, f"{flat} -> {lines}", **sizes))
-        return rearrange(mixed, f"{lines} -> {flat}", **sizes)
+        return rearrange(mixed, f"{lines} -> {flat}", **sizes)[:, :rows]
 
     def look(
         self,

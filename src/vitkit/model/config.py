@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from vitkit.core.errors import ConfigError
+from vitkit.core.errors import ConfigError, check_positive, check_share
 from vitkit.core.shapes import Size, pair
 from vitkit.model.encoder import BlockConfig
 from vitkit.model.heads import HeadConfig
@@ -36,8 +36,7 @@ class DropoutConfig:
 
     def __post_init__(self) -> None:
         for name, share in vars(self).items():
-            if not 0.0 <= share < 1.0:
-                raise ConfigError(f"dropout.{name} is not a share", expected="0 ≤ share < 1", got=share)
+            check_share(f"dropout.{name}", share)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,8 +111,7 @@ class ViTConfig:
 def sizes_are_positive(config: ViTConfig) -> None:
     """Every size counts something."""
     for name in ("channels", "width", "depth", "heads", "mlp_dim"):
-        if getattr(config, name) < 1:
-            raise ConfigError(f"{name} must be positive", expected="1 or more", got=getattr(config, name))
+        check_positive(name, getattr(config, name))
     for name, count in (("classes", config.classes), ("tokens.registers", config.tokens.registers)):
         if count < 0:
             raise ConfigError(f"{name} must not be negative", expected="0 or more", got=count)
@@ -135,6 +133,17 @@ def heads_divide_the_width(config: ViTConfig) -> None:
         )
     if config.positions.kind == "rotary" and config.head_width % 4:
         raise ConfigError("rotary positions turn quarters of a head", expected="a multiple of 4", got=config.head_width)
+
+
+def positions_divide_the_width(config: ViTConfig) -> None:
+    """Positions in two dimensions share the width out between them."""
+    multiple = {"learned_2d": 2, "sincos_2d": 4}.get(config.positions.kind, 1)
+    if config.width % multiple:
+        raise ConfigError(
+            f"the width does not suit {config.positions.kind} positions",
+            expected=f"a multiple of {multiple}",
+            got=config.width,
+        )
 
 
 def pooling_finds_its_tokens(config: ViTConfig) -> None:
@@ -185,6 +194,7 @@ RULES = (
     sizes_are_positive,
     patches_fill_the_image,
     heads_divide_the_width,
+    positions_divide_the_width,
     pooling_finds_its_tokens,
     axial_blocks_see_a_grid,
     patch_dropout_is_possible,

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from vitkit.core.errors import InputError
+from vitkit.core.errors import InputError, check_positive
 from vitkit.core.shapes import Float, Tensor
 from vitkit.model.attention import Attention, AttentionConfig, AxialAttention, Projections
 from vitkit.model.positions import RelativePositions, Rotary
@@ -30,6 +30,9 @@ class BlockConfig:
     norm_eps: float = 1e-6
     layer_scale: float | None = None
     axial: bool = False
+
+    def __post_init__(self) -> None:
+        check_positive("block.norm_eps", self.norm_eps)
 
 
 class Mlp(nn.Module):

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from vitkit.core.errors import check_positive
 from vitkit.core.shapes import Float, Tensor
 from vitkit.model.encoder import Activation, mlp
 
@@ -23,6 +24,10 @@ class HeadConfig:
     pre_logits: int | None = None
     bias: float = 0.0
     norm: Literal["before_pooling", "after_pooling"] = "before_pooling"
+
+    def __post_init__(self) -> None:
+        if self.pre_logits is not None:
+            check_positive("head.pre_logits", self.pre_logits)
 
 
 class PreLogits(nn.Module):

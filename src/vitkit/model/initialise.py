@@ -49,6 +49,11 @@ def xavier_uniform(parts: int = 1) -> Draw:
     return draw
 
 
+def probe(tensor: Tensor, generator: torch.Generator | None) -> None:
+    """The probe of attention pooling, drawn as a layer from one input to the width."""
+    nn.init.xavier_uniform_(tensor.view(-1, 1), generator=generator)
+
+
 def copy_of(value: Tensor) -> Draw:
     """The elements of another tensor."""
 
@@ -82,7 +87,7 @@ def table(
         (r".+\.mlp\.fc[12]\.weight", xavier_uniform()),
         (r".+\.mlp\.fc[12]\.bias", normal(1e-6)),
         # Pooling by attention, the pre-training head, and the zero-initialised classifier.
-        (r"attn_pool\.latent", xavier_uniform()),
+        (r"attn_pool\.latent", probe),
         (r"attn_pool\.kv\.weight", xavier_uniform(parts=2)),
         (r"attn_pool\.(q|proj)\.weight", xavier_uniform()),
         (r"attn_pool\.(q|kv|proj)\.bias", zeros),

@@ -11,7 +11,7 @@ from typing import Literal
 import torch
 from torch import nn
 
-from vitkit.core.errors import ConfigError
+from vitkit.core.errors import ConfigError, check_positive
 from vitkit.core.shapes import Float, Int, Tensor
 from vitkit.model.resample import Origin
 
@@ -45,6 +45,7 @@ class PositionConfig:
     rotary_base: float = 100.0
 
     def __post_init__(self) -> None:
+        check_positive("positions.rotary_base", self.rotary_base)
         if self.injection is not None and self.injection not in PLACES[self.kind]:
             raise ConfigError(
                 f"{self.kind} positions cannot be injected there",
@@ -90,13 +91,6 @@ def additive_positions(config: PositionConfig, *, grid: tuple[int, int], width: 
     >>> additive_positions(PositionConfig(), grid=(14, 14), width=768, prefix=1).shape
     torch.Size([1, 197, 768])
     """
-    multiple = {"learned_1d": 1, "learned_2d": 2, "sincos_2d": 4}[config.kind]
-    if width % multiple:
-        raise ConfigError(
-            f"the width does not suit {config.kind} positions",
-            expected=f"a multiple of {multiple}",
-            got=width,
-        )
     if config.kind == "learned_2d":
         return LearnedPositions2d(grid=grid, width=width, prefix=prefix)
     table = torch.empty(1, prefix + grid[0] * grid[1], width)

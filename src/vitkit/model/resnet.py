@@ -13,8 +13,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from vitkit.core.errors import ConfigError
-from vitkit.core.shapes import Float, Tensor
+from vitkit.core.errors import ConfigError, check_positive
+from vitkit.core.shapes import Float, Size, Tensor, pair
 from vitkit.model.initialise import initialise
 from vitkit.model.inputs import check_images
 
@@ -215,17 +215,17 @@ class BiTConfig:
     units: tuple[int, ...] = (3, 4, 6, 3)
     width_factor: int = 1
     channels: int = 3
-    image_size: int | tuple[int, int] = 224
+    image_size: Size = 224
     classes: int = 1000
 
     def __post_init__(self) -> None:
+        if not self.units:
+            raise ConfigError("a ResNet needs a stage", expected="units of one stage or more", got=self.units)
         check_resnet(self.units, self.root_width)
-        if self.channels < 1 or self.classes < 0:
-            raise ConfigError(
-                "channels must be positive and classes not negative",
-                expected="channels ≥ 1, classes ≥ 0",
-                got=f"channels {self.channels}, classes {self.classes}",
-            )
+        check_positive("channels", self.channels)
+        check_positive("image_size", min(pair(self.image_size)))
+        if self.classes < 0:
+            raise ConfigError("classes must not be negative", expected="0 or more", got=self.classes)
 
     @property
     def root_width(self) -> int:

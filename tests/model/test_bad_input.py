@@ -163,19 +163,42 @@ def test_an_impossible_configuration_is_refused_with_what_to_do(what: str) -> No
     assert (error.message, error.expected, error.got, error.hint) == (message, expected, got, hint)
 
 
-UNUSABLE: dict[str, Callable[[], object]] = {
-    "pre-logits of negative width": lambda: small(head=HeadConfig(pre_logits=-4)),
-    "more attention dropped than there is": lambda: small(block=BlockConfig(attention=AttentionConfig(dropout=1.5))),
-    "attention dropped by a negative share": lambda: AttentionConfig(dropout=-0.1),
-    "rotary periods of a zero base": lambda: PositionConfig(kind="rotary", rotary_base=0.0),
-    "a negative epsilon": lambda: small(block=BlockConfig(norm_eps=-1.0)),
-    "a width that halves do not fill": lambda: small(width=15, heads=3, positions=PositionConfig(kind="learned_2d")),
+UNUSABLE: dict[str, tuple[Callable[[], object], str]] = {
+    "pre-logits of negative width": (
+        lambda: HeadConfig(pre_logits=-4),
+        "head.pre_logits must be positive (expected more than 0, got -4)",
+    ),
+    "more attention dropped than there is": (
+        lambda: AttentionConfig(dropout=1.5),
+        "attention.dropout is not a share (expected 0 ≤ share < 1, got 1.5)",
+    ),
+    "attention dropped by a negative share": (
+        lambda: AttentionConfig(dropout=-0.1),
+        "attention.dropout is not a share (expected 0 ≤ share < 1, got -0.1)",
+    ),
+    "rotary periods of a zero base": (
+        lambda: PositionConfig(kind="rotary", rotary_base=0.0),
+        "positions.rotary_base must be positive (expected more than 0, got 0.0)",
+    ),
+    "a negative epsilon": (
+        lambda: BlockConfig(norm_eps=-1.0),
+        "block.norm_eps must be positive (expected more than 0, got -1.0)",
+    ),
+    "an epsilon that is no number": (
+        lambda: BlockConfig(norm_eps=float("nan")),
+        "block.norm_eps must be positive (expected more than 0, got nan)",
+    ),
+    "a width that halves do not fill": (
+        lambda: small(width=15, heads=3, positions=PositionConfig(kind="learned_2d")),
+        "the width does not suit learned_2d positions (expected a multiple of 2, got 15)",
+    ),
 }
 
 
 @pytest.mark.parametrize("what", UNUSABLE)
 def test_a_number_that_no_model_can_use_is_refused_in_the_configuration(what: str) -> None:
-    refusal(ConfigError, UNUSABLE[what])
+    cause, message = UNUSABLE[what]
+    assert str(refusal(ConfigError, cause)) == message
 
 
 # Images

@@ -168,7 +168,7 @@ def test_the_first_rows_are_those_of_the_full_encoding(model: ViT, tokens: Tenso
     torch.testing.assert_close(first, full[:, :rows], **EXACT)
 
 
-@pytest.mark.parametrize("case", [case for case in KEPT if case != "axial"])
+@pytest.mark.parametrize("case", KEPT)
 def test_the_first_row_alone_has_the_gradients_of_the_full_encoding(case: str) -> None:
     model = random_vit(KEPT[case], dtype=torch.float64)
     images = images_for(model.config, dtype=torch.float64)
@@ -182,7 +182,7 @@ def test_the_first_row_alone_has_the_gradients_of_the_full_encoding(case: str) -
     torch.testing.assert_close(gradients(1), gradients(None), rtol=1e-10, atol=1e-10)  # up to the order of sums
 
 
-@pytest.mark.parametrize("case", ["plain", "relative", "rotary"])
+@pytest.mark.parametrize("case", ["plain", "relative", "rotary", "axial"])
 def test_attention_is_kept_whole_where_only_the_first_rows_are_computed(case: str) -> None:
     model = random_vit(KEPT[case])
     tokens = model.embed(images_for(model.config))

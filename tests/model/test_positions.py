@@ -23,7 +23,7 @@ from torch import Tensor
 from vitkit.core.errors import ConfigError
 from vitkit.model.config import TokenConfig
 from vitkit.model.patches import patchify, unpatchify
-from vitkit.model.positions import LearnedPositions2d, PositionConfig, additive_positions, sincos_2d
+from vitkit.model.positions import LearnedPositions2d, PositionConfig, sincos_2d
 from vitkit.model.vit import ViT
 
 EXACT = {"rtol": 0.0, "atol": 1e-11}  # float64 on both sides: only the order of summation differs
@@ -65,11 +65,10 @@ def test_without_a_choice_positions_enter_at_their_usual_place(kind: str, place:
     assert PositionConfig(kind=kind).place == place
 
 
-@pytest.mark.parametrize(("kind", "width"), [("learned_2d", 15), ("sincos_2d", 18)])
-def test_a_width_that_a_table_cannot_split_is_refused(kind: str, width: int) -> None:
-    multiple = {"learned_2d": 2, "sincos_2d": 4}[kind]
+@pytest.mark.parametrize(("kind", "width", "heads", "multiple"), [("learned_2d", 15, 3, 2), ("sincos_2d", 18, 2, 4)])
+def test_a_width_that_a_table_cannot_split_is_refused(kind: str, width: int, heads: int, multiple: int) -> None:
     with pytest.raises(ConfigError, match=f"the width does not suit {kind} positions") as raised:
-        additive_positions(PositionConfig(kind=kind), grid=(2, 2), width=width, prefix=0)
+        placed(kind, width=width, heads=heads)
     assert (raised.value.expected, raised.value.got) == (f"a multiple of {multiple}", width)
 
 

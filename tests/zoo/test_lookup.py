@@ -117,8 +117,8 @@ def test_the_package_offers_the_same_functions() -> None:
     assert vitkit.create is create
     assert vitkit.models is models
     assert {"create", "models"} <= set(dir(vitkit))
-    with pytest.raises(AttributeError, match="no attribute modles"):
-        _ = vitkit.modles
+    with pytest.raises(AttributeError, match="no attribute anything"):
+        _ = vitkit.anything
 
 
 # Names that do not exist

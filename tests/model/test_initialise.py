@@ -19,7 +19,7 @@ from vitkit.model.vit import ViT
 from vitkit.zoo.lookup import create
 from vitkit.zoo.variants import VARIANTS, ModelConfig
 
-ROWS = [pattern for pattern, _ in table(head_bias=0.0, layer_scale=None, fixed_positions=None)]
+ROWS = [pattern for pattern, _ in table(head_bias=0.0, layer_scale=None, gated_mlp=False, fixed_positions=None)]
 ZOO: dict[str, ModelConfig] = {variant.name: variant.config for variant in VARIANTS}
 BUILT: dict[str, ModelConfig] = CASES | shrunk_zoo()
 
@@ -246,6 +246,11 @@ def test_the_pooling_probe_is_drawn_as_a_layer_from_one_input_to_the_width() -> 
     assert is_uniform(pool.latent, xavier(1, 1024))
 
 
+def test_a_gated_mlp_draws_gate_and_values_as_two_layers() -> None:
+    layer = model(block=BlockConfig(activation="swiglu")).blocks[0].mlp.fc1
+    assert all(is_uniform(part, xavier(WIDTH, MLP)) for part in layer.weight.chunk(2))
+
+
 def test_heads_start_from_nothing_but_their_bias() -> None:
     plain = model(head=HeadConfig(bias=-10.0)).head
     distilled = model(tokens=TokenConfig(distillation=True), head=HeadConfig(bias=-10.0)).head
@@ -288,14 +293,14 @@ def test_a_resnets_convolutions_are_drawn_by_lecun_and_its_norms_start_as_the_id
 
 def test_the_checks_above_can_tell_the_rules_apart() -> None:
     values = torch.empty(64, 64)
-    xavier_uniform()(values, None)
+    xavier_uniform(values, None)
     assert is_uniform(values, xavier(64, 64))
     assert not is_uniform(values, 1.02 * xavier(64, 64))
     assert not is_lecun(values, 64)
     lecun_normal(values, None)
     assert is_lecun(values, 64)
     assert not is_normal(values, 1 / 8)
-    normal(0.02)(values, None)
+    normal(values, None, deviation=0.02)
     assert is_normal(values, 0.02)
     assert not is_normal(values, 0.022)
 

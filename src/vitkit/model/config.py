@@ -165,12 +165,12 @@ def pooling_finds_its_tokens(config: ViTConfig) -> None:
 
 def axial_blocks_see_a_grid(config: ViTConfig) -> None:
     """Rows and columns hold patches only, and positions come by the table."""
-    if config.block.axial and (config.prefix or config.positions.kind in ("relative", "rotary")):
+    kind = config.positions.kind
+    if config.block.axial and (config.prefix or kind in ("relative", "rotary")):
         raise ConfigError(
             "axial attention runs over the patch grid alone",
-            expected="no class or register tokens, and additive positions",
-            got=f"{config.prefix} tokens before the patches, {config.positions.kind} positions",
-            hint="use pooling=mean",
+            expected="pooling = mean or map, no class token or registers, and positions that are added",
+            got=f"pooling = {config.pooling}, {config.prefix} in front of the patches, {kind} positions",
         )
 
 
@@ -182,11 +182,12 @@ def patch_dropout_is_possible(config: ViTConfig) -> None:
 
 def patches_may_be_left_out(config: ViTConfig) -> None:
     """A patch that is left out must not be missed by positions or attention further on."""
-    if config.block.axial or config.positions.place != "stem":
+    place, axial = config.positions.place, config.block.axial
+    if axial or place != "stem":
         raise ConfigError(
             "patches can be left out only where all positions are added at the stem",
             expected="positions.injection = stem and no axial blocks",
-            got=f"{config.positions.kind} positions, injection = {config.positions.place}",
+            got=f"{config.positions.kind} positions, injection = {place}, axial = {axial}",
         )
 
 

@@ -128,6 +128,7 @@ class ViT(nn.Module):
             self,
             head_bias=config.head.bias,
             layer_scale=config.block.layer_scale,
+            gated_mlp=config.block.activation == "swiglu",
             fixed_positions=fixed,
             generator=generator,
         )

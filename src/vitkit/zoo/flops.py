@@ -6,7 +6,7 @@ convolutions are counted: the paper's way. Every token is counted in every layer
 
 from vitkit.core.shapes import pair
 from vitkit.model.config import ViTConfig
-from vitkit.model.resnet import EXPANSION, BackboneConfig, BiTConfig, same_padding
+from vitkit.model.resnet import EXPANSION, BackboneConfig, BiTConfig
 from vitkit.zoo.variants import ModelConfig
 
 Parts = dict[str, int]
@@ -77,28 +77,26 @@ def _head(config: ViTConfig, tokens: int) -> int:
 
 
 def _bit(config: BiTConfig, *, padding: bool) -> Parts:
-    root, size = _root(config.channels, config.root_width, pair(config.image_size), even=True, padding=padding)
+    root, size = _root(config.channels, config.root_width, pair(config.image_size), padding=padding)
     return {
         "root": root,
-        "stages": _stages(config.units, config.root_width, size, even=True, padding=padding),
+        "stages": _stages(config.units, config.root_width, size, padding=padding),
         "head": dense(1, config.width, config.classes),
     }
 
 
 def _backbone(backbone: BackboneConfig, config: ViTConfig, *, padding: bool) -> int:
-    root, size = _root(config.channels, backbone.root_width, pair(config.image_size), even=False, padding=padding)
-    return root + _stages(backbone.units, backbone.root_width, size, even=False, padding=padding)
+    root, size = _root(config.channels, backbone.root_width, pair(config.image_size), padding=padding)
+    return root + _stages(backbone.units, backbone.root_width, size, padding=padding)
 
 
-def _root(
-    channels: int, width: int, image_size: tuple[int, int], *, even: bool, padding: bool
-) -> tuple[int, tuple[int, int]]:
+def _root(channels: int, width: int, image_size: tuple[int, int], *, padding: bool) -> tuple[int, tuple[int, int]]:
     """The 7×7 convolution, and the size that its stride and the pooling's leave."""
-    flops = _convolution(image_size, channels, width, kernel=7, stride=2, even=even, padding=padding)
+    flops = _convolution(image_size, channels, width, kernel=7, stride=2, padding=padding)
     return flops, _halved(_halved(image_size))
 
 
-def _stages(units: tuple[int, ...], root_width: int, size: tuple[int, int], *, even: bool, padding: bool) -> int:
+def _stages(units: tuple[int, ...], root_width: int, size: tuple[int, int], *, padding: bool) -> int:
     """Bottleneck units: 1×1 at the incoming size, 3×3 that may halve it, 1×1; and a shortcut where shapes change."""
     flops, inputs = 0, root_width
     for stage, count in enumerate(units):
@@ -106,7 +104,7 @@ def _stages(units: tuple[int, ...], root_width: int, size: tuple[int, int], *, e
         for unit in range(count):
             stride = 2 if unit == 0 and stage > 0 else 1
             flops += dense(size[0] * size[1], inputs, inner)
-            flops += _convolution(size, inner, inner, kernel=3, stride=stride, even=even, padding=padding)
+            flops += _convolution(size, inner, inner, kernel=3, stride=stride, padding=padding)
             size = _halved(size) if stride == 2 else size
             flops += dense(size[0] * size[1], inner, outputs)
             if unit == 0:
@@ -115,17 +113,15 @@ def _stages(units: tuple[int, ...], root_width: int, size: tuple[int, int], *, e
     return flops
 
 
-def _convolution(
-    size: tuple[int, int], inputs: int, outputs: int, *, kernel: int, stride: int, even: bool, padding: bool
-) -> int:
+def _convolution(size: tuple[int, int], inputs: int, outputs: int, *, kernel: int, stride: int, padding: bool) -> int:
     """A padded convolution: each output reads the kernel's height times its width, or what of it is in the image."""
 
     def products(side: int) -> int:
         results = -(-side // stride)
         if padding:
             return results * kernel
-        before = kernel // 2 if even else same_padding(side, kernel=kernel, stride=stride)[0]
-        reads = (result * stride - before + tap for result in range(results) for tap in range(kernel))
+        # Padding of one side more or less shifts the reads; as many of them stay inside.
+        reads = (result * stride - kernel // 2 + tap for result in range(results) for tap in range(kernel))
         return sum(0 <= read < side for read in reads)
 
     return 2 * products(size[0]) * products(size[1]) * inputs * outputs

@@ -18,7 +18,7 @@ from report import Result, look_around, section, table, write_section
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rows import MODELS, Row, rows_of
-from timing import QUICK, Effort, race, ratio
+from timing import QUICK, Effort, keep_freed_memory, race, ratio
 
 BENCHMARKS = Path(__file__).parent.parent / "BENCHMARKS.md"
 MEMORY_SECONDS = 20.0
@@ -45,10 +45,11 @@ def main(models: str | None, quick: bool, json_file: Path | None, write: Path | 
     chosen = models.split(",") if models else list(MODELS[:1] if quick else MODELS)
     if unknown := [name for name in chosen if name not in MODELS]:
         raise click.BadParameter(f"no {', '.join(unknown)}; there are {', '.join(MODELS)}", param_hint="--models")
-    idle = Others()
+    others = Others()
+    keep_freed_memory()
     results = measure(rows_of(chosen), effort=QUICK if quick else Effort())
     command = " ".join(["python", "bench/forward_backward.py", *sys.argv[1:]])
-    around = look_around(command=command, others_share=idle.share())
+    around = look_around(command=command, others_share=others.share())
     print(table(results))
     if json_file:
         numbers = {"circumstances": around.as_dict(), "rows": [result.as_dict() for result in results]}

@@ -138,7 +138,9 @@ bf16 by autocast over fp32 weights.
 In each round every contender runs once, in changing order; there were {fewest} to {most} rounds a row, more where the
 result was within {CLOSE:.0%} of a draw. Times are **best (median)** in milliseconds. The ratio is the faster peer's
 time over ours, of the best and of the median times: above 1, vitkit is faster. Peak memory is what running adds to
-libraries and model, and in brackets the whole process, in MB, each measured in a fresh process.
+libraries and model, and in brackets the whole process, in MB, each measured in a fresh process. While times are taken
+malloc keeps freed memory, for all contenders alike: by default page faults cost one or the other of them up to a fifth
+of a forward pass at batch 8, by the luck of the heap.
 """
 
 

@@ -46,7 +46,12 @@ class Mlp(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, tokens: Float[Tensor, "B L D"]) -> Float[Tensor, "B L D"]:
-        hidden = functional.gelu(self.fc1(tokens), approximate=self.approximate)
+        hidden = self.fc1(tokens)
+        if torch.is_grad_enabled():
+            hidden = functional.gelu(hidden, approximate=self.approximate)
+        else:
+            # In place where no gradient needs the input: getting fresh memory takes longer than the GELU itself.
+            torch.ops.aten.gelu_(hidden, approximate=self.approximate)
         return self.dropout(self.fc2(self.dropout(hidden)))
 
 
@@ -78,9 +83,8 @@ def mlp(*, width: int, mlp_dim: int, activation: Activation, dropout: float = 0.
 class LayerScale(nn.Module):
     """A learned scale for each channel of a residual branch."""
 
-    def __init__(self, width: int, *, start: float) -> None:
+    def __init__(self, width: int) -> None:
         super().__init__()
-        self.start = start
         self.gamma = nn.Parameter(torch.empty(width))
 
     def forward(self, branch: Float[Tensor, "B L D"]) -> Float[Tensor, "B L D"]:
@@ -117,7 +121,7 @@ class Block(nn.Module):
         super().__init__()
 
         def layer_scale() -> nn.Module:
-            return nn.Identity() if config.layer_scale is None else LayerScale(width, start=config.layer_scale)
+            return nn.Identity() if config.layer_scale is None else LayerScale(width)
 
         self.norm1 = nn.LayerNorm(width, eps=config.norm_eps)
         self.attn = attention
@@ -137,9 +141,10 @@ class Block(nn.Module):
         rows: int | None = None,
     ) -> Float[Tensor, "B Q D"]:
         """The block's output for the first `rows` tokens, or for all of them."""
-        attended = self.attn(self.norm1(tokens), rotary=rotary, relative=relative, rows=rows)
-        tokens = tokens if rows is None else tokens[:, :rows]
-        tokens = tokens + self.stochastic_depth(self.ls1(self.dropout(attended)))
+        residual = tokens if rows is None else tokens[:, :rows]
+        branch = self.attn(self.norm1(tokens), rotary=rotary, relative=relative, rows=rows)
+        tokens = residual + self.stochastic_depth(self.ls1(self.dropout(branch)))
+        del branch  # the MLP needs the memory
         return tokens + self.stochastic_depth(self.ls2(self.mlp(self.norm2(tokens))))
 
 

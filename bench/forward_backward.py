@@ -21,7 +21,7 @@ from rows import MODELS, Row, rows_of
 from timing import QUICK, Effort, keep_freed_memory, race, ratio
 
 BENCHMARKS = Path(__file__).parent.parent / "BENCHMARKS.md"
-MEMORY_SECONDS = 20.0
+MEMORY_SECONDS = 12.0
 """What the three fresh processes of a row take before they compute, roughly: for the progress bar."""
 SPEED = {"fp32": 100.0, "bf16": 25.0}
 """GFLOP a second to expect of two cores, roughly: for the progress bar."""
@@ -51,6 +51,8 @@ def main(models: str | None, quick: bool, json_file: Path | None, write: Path | 
     command = " ".join(["python", "bench/forward_backward.py", *sys.argv[1:]])
     around = look_around(command=command, others_share=others.share())
     print(table(results))
+    if around.is_busy:
+        print("warning: other processes were at work; measure again on a quiet machine", file=sys.stderr)
     if json_file:
         numbers = {"circumstances": around.as_dict(), "rows": [result.as_dict() for result in results]}
         json_file.write_text(json.dumps(numbers, indent=1) + "\n")
@@ -71,7 +73,7 @@ def measure(rows: Sequence[Row], *, effort: Effort) -> list[Result]:
             progress.update(task, description=str(row))
             times, difference = race(row, effort=effort)
             progress.advance(task, expected_seconds(row, effort) - MEMORY_SECONDS)
-            peaks = {name: memory.peak_in_new_process(row, name) for name in CONTENDERS}
+            peaks = memory.peaks_in_new_processes(row)
             progress.advance(task, MEMORY_SECONDS)
             results.append(Result(row=row, times=times, difference=difference, peaks=peaks))
             left = progress.tasks[task].time_remaining or 0.0

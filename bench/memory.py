@@ -5,11 +5,12 @@ import os
 import re
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import psutil
-from peers import Contender, build
+from peers import CONTENDERS, Contender, build
 from rows import Row
 from timing import make_batch, one_run, prepare
 
@@ -28,11 +29,20 @@ class Peak:
     total: float
 
 
+def peaks_in_new_processes(row: Row) -> dict[Contender, Peak]:
+    """The peaks of all contenders, measured side by side."""
+    with ThreadPoolExecutor() as pool:
+        peaks = pool.map(lambda contender: peak_in_new_process(row, contender), CONTENDERS)
+        return dict(zip(CONTENDERS, peaks, strict=True))
+
+
 def peak_in_new_process(row: Row, contender: Contender) -> Peak:
     """Measure in a fresh process, which knows neither the other contenders nor an earlier run."""
     question = json.dumps({"contender": contender, "row": row.as_dict()})
     command = [sys.executable, sys.argv[0], OPTION, question]
-    answer = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+    # Threads that wait asleep: awake, they would keep the cores from those they wait for.
+    environment = os.environ | {"OMP_WAIT_POLICY": "passive"}
+    answer = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env=environment)
     return Peak(**json.loads(answer.stdout))
 
 

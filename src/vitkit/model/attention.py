@@ -49,6 +49,10 @@ class Attention(nn.Module):
         self.k_norm = nn.LayerNorm(width // heads, eps=norm_eps) if config.qk_norm else nn.Identity()
         self.proj = nn.Linear(width, width)
 
+    def heads_first(self, tokens: Float[Tensor, "B L D"]) -> Float[Tensor, "B A L K"]:
+        """The width split among the heads, as a view: copying, or einops in every layer, would show at Ti size."""
+        return tokens.unflatten(2, (self.heads, -1)).transpose(1, 2)
+
     def project(
         self,
         tokens: Float[Tensor, "B L D"],
@@ -58,9 +62,7 @@ class Attention(nn.Module):
         rows: int | None = None,
     ) -> Projections:
         """Queries (of the first `rows` tokens), keys and values of each head, with their positions in them."""
-        # Views rather than einops: this runs in every layer, and at Ti size the bookkeeping shows.
-        split = self.qkv(tokens).unflatten(2, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
-        queries, keys, values = split.unbind(0)
+        queries, keys, values = (self.heads_first(part) for part in self.qkv(tokens).chunk(3, dim=2))
         queries, keys = self.q_norm(queries), self.k_norm(keys)
         if rotary:
             queries, keys = rotary(queries), rotary(keys)

@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Callable
-from itertools import zip_longest
 from typing import TYPE_CHECKING, TypeVar
 
 import click
@@ -123,17 +122,14 @@ def walk(model: "vitkit.model.vit.ViT", image: "torch.Tensor") -> list[tuple[str
 
 
 def print_picture(image: "torch.Tensor", grid: tuple[int, int]) -> None:
-    """Print the image as its patches, one cell of mean colour a patch, two rows to a line of the terminal."""
+    """Print the image as its patches: two characters of mean colour for each, which make a square."""
     from rich.text import Text
     from torch.nn import functional
 
     console = result_console()
     if console.color_system:
         rows = (functional.adaptive_avg_pool2d(image, grid) * 255).round().int().permute(1, 2, 0).tolist()
-        for above, below in zip_longest(rows[::2], rows[1::2], fillvalue=[None] * grid[1]):
-            line = Text("  ")
-            for top, bottom in zip(above, below, strict=True):
-                ground = f" on rgb({','.join(map(str, bottom))})" if bottom else ""
-                line.append("▀▀", style=f"rgb({','.join(map(str, top))}){ground}")
-            console.print(line)
+        for row in rows:
+            cells = [("  ", f"on rgb({red},{green},{blue})") for red, green, blue in row]
+            console.print(Text.assemble("  ", *cells))
     console.print(Text(f"\n  An image is worth {grid[0]}×{grid[1]} words.\n", style="bold"))

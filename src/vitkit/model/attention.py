@@ -92,8 +92,11 @@ class Attention(nn.Module):
             scaled = queries[:, head] * queries.shape[-1] ** -0.5
             logits = scaled @ keys[:, head].transpose(1, 2)
             if bias is not None:
-                logits = logits + bias[:, head]
-            weights[:, head] = torch.softmax(logits, dim=-1)
+                logits += bias[:, head]
+            if torch.is_grad_enabled():
+                weights[:, head] = torch.softmax(logits, dim=-1)
+            else:
+                torch.softmax(logits, dim=-1, out=weights[:, head])
         return weights
 
     def look(

@@ -22,7 +22,7 @@ from vitkit.model.positions import PositionConfig
 from vitkit.model.resnet import BackboneConfig, BiT, BiTConfig
 from vitkit.model.vit import ViT
 from vitkit.zoo.lookup import create, find
-from vitkit.zoo.variants import VARIANTS
+from vitkit.zoo.variants import VARIANTS, Variant
 
 Rename = Callable[[Mapping[str, Tensor]], dict[str, Tensor]]
 
@@ -279,3 +279,17 @@ def test_alias_of_timms_has_as_many_parameters_there(alias: str) -> None:
     with torch.device("meta"):
         theirs = timm.create_model(alias, num_classes=1000)
     assert sum(p.numel() for p in ours.parameters()) == sum(p.numel() for p in theirs.parameters())
+
+
+@pytest.mark.parametrize("variant", [v for v in VARIANTS if v.kind == "resnet"], ids=lambda variant: variant.name)
+def test_every_baseline_is_as_large_as_timms_resnet_of_its_units(variant: Variant) -> None:
+    import_timm()
+    from timm.layers import StdConv2d  # noqa: PLC0415
+    from timm.models.resnetv2 import ResNetV2  # noqa: PLC0415
+
+    config = variant.config
+    with torch.device("meta"):
+        theirs = ResNetV2(
+            layers=config.units, width_factor=config.width_factor, stem_type="fixed", conv_layer=StdConv2d
+        )
+    assert sum(parameter.numel() for parameter in theirs.parameters()) == variant.parameters

@@ -67,6 +67,27 @@ def test_the_stored_count_of_every_entry_is_its_models_count(name: str) -> None:
     assert BY_NAME[name].parameters == count(without_numbers(BY_NAME[name].config))
 
 
+def projection(inputs: int, width: int) -> int:
+    """Weights and biases of a patch projection."""
+    return inputs * width + width
+
+
+def test_models_without_a_published_count_have_the_sum_of_published_parts() -> None:
+    """A hybrid is a ViT whose projection reads a ResNet's map, so the paper's own hybrids follow from the released ones;
+    an axial model is a mean-pooled ViT with every block twice."""
+    resnet_32 = PAPER["R50+L/32"] - projection(2048, 1024) - (PAPER["L/32"] - projection(32 * 32 * 3, 1024))
+    resnet_16 = PAPER["R50+B/16"] - projection(1024, 768) - (PAPER["B/16"] - projection(16 * 16 * 3, 768))
+    blocks = 12 * (4 * (768 * 768 + 768) + 2 * 768 * 3072 + 3072 + 768 + 4 * 768)
+    class_token_and_its_place = 2 * 768
+    expected = {
+        "R50+B/32": resnet_32 + projection(2048, 768) + PAPER["B/32"] - projection(32 * 32 * 3, 768),
+        "R50+L/16": resnet_16 + projection(1024, 1024) + PAPER["L/16"] - projection(16 * 16 * 3, 1024),
+        "Axial-B/16": PAPER["B/16"] - class_token_and_its_place + blocks,
+        "Axial-B/32": PAPER["B/32"] - class_token_and_its_place + blocks,
+    }
+    assert {name: BY_NAME[name].parameters for name in expected} == expected
+
+
 def test_no_entry_lacks_a_count_and_no_published_count_lacks_an_entry() -> None:
     assert all(variant.parameters > 0 for variant in VARIANTS)
     assert PAPER.keys() <= BY_NAME.keys()

@@ -73,7 +73,7 @@ def projection(inputs: int, width: int) -> int:
 
 
 def test_models_without_a_published_count_have_the_sum_of_published_parts() -> None:
-    """A hybrid is a ViT whose projection reads a ResNet's map, so the paper's own hybrids follow from the released ones;
+    """A hybrid is a ViT whose projection reads a ResNet's map, so the paper's hybrids follow from the released ones;
     an axial model is a mean-pooled ViT with every block twice."""
     resnet_32 = PAPER["R50+L/32"] - projection(2048, 1024) - (PAPER["L/32"] - projection(32 * 32 * 3, 1024))
     resnet_16 = PAPER["R50+B/16"] - projection(1024, 768) - (PAPER["B/16"] - projection(16 * 16 * 3, 768))

@@ -34,6 +34,18 @@ class InputError(VitkitError):
     """An image or tensor that the model cannot take."""
 
 
+class DataError(VitkitError):
+    """A data set that cannot be read, or an image file that is not what it says it is."""
+
+
+class WeightsError(VitkitError):
+    """Weights or a checkpoint that are damaged, or do not fit the model."""
+
+
+class TrainingError(VitkitError):
+    """A run that cannot go on, with its last good state saved."""
+
+
 class UnknownNameError(VitkitError):
     """A model, recipe or format that does not exist, with the nearest that does."""
 

@@ -1,0 +1,103 @@
+"""Bytes or a folder of files go in, and appear under their name whole or not at all: written aside, synced, renamed."""
+
+import hashlib
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+
+def write_bytes(path: Path | str, content: bytes) -> None:
+    """Write a file that is never seen half-written; what stood there before stays until the new one is whole.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     write_bytes(Path(folder, "labels.json"), b"[]")
+    ...     Path(folder, "labels.json").read_bytes()
+    b'[]'
+    """
+    path = Path(path)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with temporary.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    sync_folder(path.parent)
+
+
+def write_text(path: Path | str, content: str) -> None:
+    """Write a text in UTF-8 that is never seen half-written."""
+    write_bytes(path, content.encode())
+
+
+def commit_folder(path: Path | str, fill: Callable[[Path], None]) -> None:
+    """Let `fill` write files into a folder aside, and give the folder its name once all of them are on the disk.
+
+    A folder of that name that is already there is an error: committed folders do not change.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as parent:
+    ...     commit_folder(Path(parent, "step-5"), lambda folder: write_bytes(folder / "a", b"1"))
+    ...     [file.name for file in Path(parent, "step-5").iterdir()]
+    ['a']
+    """
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    shutil.rmtree(temporary, ignore_errors=True)
+    try:
+        temporary.mkdir()
+        fill(temporary)
+        for file in temporary.iterdir():
+            sync_file(file)
+        sync_folder(temporary)
+        temporary.rename(path)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+    sync_folder(path.parent)
+
+
+def remove_leftovers(folder: Path | str) -> None:
+    """Remove what a killed process was writing aside in this folder."""
+    for leftover in Path(folder).glob(".*.tmp"):
+        if leftover.is_dir():
+            shutil.rmtree(leftover, ignore_errors=True)
+        else:
+            leftover.unlink(missing_ok=True)
+
+
+def sync_file(path: Path) -> None:
+    """Wait until the file's content is on the disk."""
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+
+
+def sync_folder(path: Path) -> None:
+    """Wait until the folder's list of names is on the disk, where the system can do that."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY)
+    except OSError:  # Windows cannot open a folder, and keeps its names in order by itself
+        return
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def sha256(path: Path | str) -> str:
+    """The SHA-256 of a file's content, in hexadecimal.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     write_bytes(Path(folder, "empty"), b"")
+    ...     sha256(Path(folder, "empty"))[:12]
+    'e3b0c44298fc'
+    """
+    with Path(path).open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

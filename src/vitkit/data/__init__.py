@@ -1,0 +1,1 @@
+"""Images on their way to the model: decode, sources, transforms, augment, loader; fractals where there are none."""

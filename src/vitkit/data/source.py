@@ -1,0 +1,87 @@
+"""What every data set looks like from inside: an index goes in; a name, a label and an image's content come out.
+
+    place → DataSet of splits → Source → content → decode → Picture → transforms → pixels → loader → batches
+
+A source is read by many processes at once: `content` keeps no position, and opens nothing that a fork would share.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+Content = bytes | NDArray[np.uint8]
+"""An image as it is stored: an encoded file, or pixels, H × W or H × W × C."""
+
+Picture = Image.Image | NDArray[np.uint8]
+"""A decoded image: mode L or RGB, or pixels H × W × C where there are other than one or three channels."""
+
+UNLABELLED = -1
+
+
+class Source(ABC):
+    """Images with names and labels, by index from 0. The order is fixed, and the same on every machine."""
+
+    kind: str
+    """What was found, in words: "class folders"."""
+    classes: tuple[str, ...]
+    """The names of the classes, by label; empty where there are no labels."""
+    labels: NDArray[np.int64]
+    """The label of each image; UNLABELLED where it has none."""
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    @abstractmethod
+    def name(self, index: int) -> str:
+        """The image's own name: unique, with /, the same wherever the data set lies."""
+
+    @abstractmethod
+    def content(self, index: int) -> Content:
+        """The image as it is stored; a DataError or an OSError where it cannot be read."""
+
+
+class Subset(Source):
+    """Some images of a source, in the given order."""
+
+    def __init__(self, source: Source, indices: Iterable[int]) -> None:
+        self.source = source
+        self.indices = np.asarray(list(indices), dtype=np.int64)
+        self.kind = source.kind
+        self.classes = source.classes
+        self.labels = source.labels[self.indices]
+
+    def name(self, index: int) -> str:
+        """The name in the whole source."""
+        return self.source.name(int(self.indices[index]))
+
+    def content(self, index: int) -> Content:
+        """The content in the whole source."""
+        return self.source.content(int(self.indices[index]))
+
+
+@dataclass(frozen=True)
+class DataSet:
+    """The splits of a data set, which share their classes: some of train, val and test, or `all` where it has none."""
+
+    place: str
+    splits: Mapping[str, Source]
+
+    @cached_property
+    def first(self) -> Source:
+        """Any of the splits, to ask for what all of them share."""
+        return next(iter(self.splits.values()))
+
+    @property
+    def kind(self) -> str:
+        """What was found, in words."""
+        return self.first.kind
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """The names of the classes, by label."""
+        return self.first.classes

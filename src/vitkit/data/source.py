@@ -6,7 +6,7 @@ A source is read by many processes at once: `content` keeps no position, and ope
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -32,6 +32,8 @@ class Source(ABC):
     """The names of the classes, by label; empty where there are no labels."""
     labels: NDArray[np.int64]
     """The label of each image; UNLABELLED where it has none."""
+    is_sound: bool = False
+    """Whether every image is known to be readable: it is drawn, or is pixels in memory."""
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -54,6 +56,7 @@ class Subset(Source):
         self.kind = source.kind
         self.classes = source.classes
         self.labels = source.labels[self.indices]
+        self.is_sound = source.is_sound
 
     def name(self, index: int) -> str:
         """The name in the whole source."""
@@ -62,6 +65,31 @@ class Subset(Source):
     def content(self, index: int) -> Content:
         """The content in the whole source."""
         return self.source.content(int(self.indices[index]))
+
+
+class Joined(Source):
+    """Several sources of the same classes, one after the other."""
+
+    def __init__(self, sources: Sequence[Source]) -> None:
+        self.sources = tuple(sources)
+        self.kind, self.classes = sources[0].kind, sources[0].classes
+        self.labels = np.concatenate([source.labels for source in sources])
+        self.is_sound = all(source.is_sound for source in sources)
+        self.ends = np.cumsum([len(source) for source in sources])
+
+    def _place(self, index: int) -> tuple[Source, int]:
+        number = int(np.searchsorted(self.ends, index, side="right"))
+        return self.sources[number], index - int(self.ends[number]) + len(self.sources[number])
+
+    def name(self, index: int) -> str:
+        """The name in its own source."""
+        source, inside = self._place(index)
+        return source.name(inside)
+
+    def content(self, index: int) -> Content:
+        """The content in its own source."""
+        source, inside = self._place(index)
+        return source.content(inside)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,273 @@
+"""A source and a position in its endless stream of epochs go in, batches of pixels and labels come out.
+
+What a batch holds is a pure function of (seed, epoch, position) and of nothing else: not of the number of worker
+processes, of ranks, or of earlier batches. So a run resumes from three integers, in the middle of an epoch, exactly.
+
+    order(seed, epoch) → the global batch at a position → this rank's slice → pixels, each by its own random numbers
+"""
+
+import math
+import os
+import signal
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch.utils.data import DataLoader, Dataset, Sampler
+
+from vitkit.core.errors import ConfigError, DataError
+from vitkit.core.shapes import Int, Tensor, pair
+from vitkit.data.augment import AugmentConfig, train_pixels
+from vitkit.data.decode import Gate, decode
+from vitkit.data.source import Source
+from vitkit.data.transforms import Preprocessing
+
+Key = tuple[int, int]
+"""(epoch, index): one appearance of an image."""
+
+
+class Position(NamedTuple):
+    """Where in its stream a run stands: the whole state of a loader."""
+
+    seed: int
+    epoch: int
+    position: int
+
+    def after(self, images: int, *, size: int) -> "Position":
+        """The position this many images later, in epochs of `size` images.
+
+        >>> Position(0, 0, 90).after(20, size=100)
+        Position(seed=0, epoch=1, position=10)
+        """
+        epochs, position = divmod(self.position + images, size)
+        return Position(self.seed, self.epoch + epochs, position)
+
+
+class Batch(NamedTuple):
+    """Images as they leave the transform, 0 to 255, and their labels."""
+
+    pixels: Tensor
+    labels: Int[Tensor, " B"]
+
+
+class Failure(NamedTuple):
+    """Why an image could not be had; returned, because an exception would lose its form between processes."""
+
+    name: str
+    reason: str
+
+
+def order(seed: int, epoch: int, *, size: int) -> NDArray[np.int64]:
+    """The order of the images in an epoch: a permutation, the same on every machine.
+
+    >>> order(0, 0, size=5).tolist() == order(0, 0, size=5).tolist() != order(0, 1, size=5).tolist()
+    True
+    """
+    return np.random.Generator(np.random.Philox(key=[seed, epoch])).permutation(size)
+
+
+def keys_at(start: Position, *, count: int, size: int) -> list[Key]:
+    """The next `count` images of the stream; a batch may begin in one epoch and end in another.
+
+    >>> [epoch for epoch, _ in keys_at(Position(0, 0, 3), count=4, size=5)]
+    [0, 0, 1, 1]
+    """
+    keys: list[Key] = []
+    while len(keys) < count:
+        taken = order(start.seed, start.epoch, size=size)[start.position : start.position + count - len(keys)]
+        keys += [(start.epoch, int(index)) for index in taken]
+        start = start.after(len(taken), size=size)
+    return keys
+
+
+@dataclass(frozen=True, kw_only=True)
+class Share:
+    """This rank's part of every global batch: an equal slice of it, in micro-batches one after the other."""
+
+    batch_size: int
+    rank: int = 0
+    ranks: int = 1
+    accumulate: int = 1
+
+    def __post_init__(self) -> None:
+        parts = self.ranks * self.accumulate
+        if self.batch_size < 1 or self.batch_size % parts:
+            raise ConfigError(
+                "the batch cannot be shared out equally",
+                expected=f"a multiple of {parts}: {self.ranks} ranks × {self.accumulate} accumulation steps",
+                got=self.batch_size,
+                hint="change schedule.batch_size or schedule.accumulate",
+            )
+
+    @property
+    def micro_batch(self) -> int:
+        """Images in one pass through the model."""
+        return self.batch_size // (self.ranks * self.accumulate)
+
+    def slices(self) -> Iterator[slice]:
+        """This rank's micro-batches inside the global batch."""
+        first = self.rank * self.accumulate
+        for number in range(first, first + self.accumulate):
+            yield slice(number * self.micro_batch, (number + 1) * self.micro_batch)
+
+
+class Stream(Sampler[list[Key]]):
+    """The keys of this rank's micro-batches, from a position on and without end."""
+
+    def __init__(self, *, size: int, start: Position, share: Share) -> None:
+        self.size, self.start, self.share = size, start, share
+
+    def __iter__(self) -> Iterator[list[Key]]:
+        here = self.start
+        permuted: dict[int, NDArray[np.int64]] = {}
+        while True:
+            keys: list[Key] = []
+            while len(keys) < self.share.batch_size:
+                if here.epoch not in permuted:
+                    permuted = {here.epoch: order(here.seed, here.epoch, size=self.size)}
+                wanted = self.share.batch_size - len(keys)
+                taken = permuted[here.epoch][here.position : here.position + wanted].tolist()
+                keys += [(here.epoch, index) for index in taken]
+                here = here.after(len(taken), size=self.size)
+            for part in self.share.slices():
+                yield keys[part]
+
+
+class TrainingImages(Dataset[Batch | Failure]):
+    """Images by key, augmented by random numbers that belong to the key."""
+
+    def __init__(
+        self, source: Source, *, preprocessing: Preprocessing, augment: AugmentConfig, gate: Gate, seed: int
+    ) -> None:
+        self.source, self.gate, self.seed = source, gate, seed
+        self.preprocessing, self.augment = preprocessing, augment
+        self.fit = smallest_useful(preprocessing, augment)
+
+    def image(self, key: Key) -> NDArray[np.uint8]:
+        """The pixels of one image in one epoch."""
+        epoch, index = key
+        random = np.random.Generator(np.random.Philox(key=[self.seed, (epoch << 40) + index + 1]))
+        content = self.source.content(index)
+        picture = decode(content, channels=self.preprocessing.channels, gate=self.gate, fit=self.fit)
+        return train_pixels(picture, preprocessing=self.preprocessing, augment=self.augment, rng=random)
+
+    def __getitem__(self, keys: Sequence[Key]) -> Batch | Failure:
+        images = []
+        for key in keys:
+            try:
+                images.append(self.image(key))
+            except (DataError, OSError) as error:
+                return Failure(self.source.name(key[1]), str(error))
+        labels = self.source.labels[[index for _, index in keys]]
+        return Batch(torch.from_numpy(np.stack(images)), torch.from_numpy(labels))
+
+
+def smallest_useful(preprocessing: Preprocessing, augment: AugmentConfig) -> tuple[int, int]:
+    """The size from which on decoding an image larger adds nothing: its smallest crop is as large as what comes out.
+
+    >>> smallest_useful(Preprocessing(image_size=224), AugmentConfig(crop_area=(0.25, 1.0), crop_aspect=(1.0, 1.0)))
+    (448, 448)
+    """
+    smallest = 1.0
+    if augment.crop == "inception":
+        narrow = min(augment.crop_aspect[0], 1 / augment.crop_aspect[1])
+        smallest = math.sqrt(augment.crop_area[0] * narrow)
+    height, width = pair(preprocessing.image_size)
+    return math.ceil(height / smallest), math.ceil(width / smallest)
+
+
+class EvaluationImages(Dataset[Batch | Failure]):
+    """Images by index, as the weights want them."""
+
+    def __init__(self, source: Source, *, preprocessing: Preprocessing, gate: Gate) -> None:
+        self.source, self.preprocessing, self.gate = source, preprocessing, gate
+
+    def __getitem__(self, indices: Sequence[int]) -> Batch | Failure:
+        images = []
+        for index in indices:
+            try:
+                picture = decode(self.source.content(index), channels=self.preprocessing.channels, gate=self.gate)
+            except (DataError, OSError) as error:
+                return Failure(self.source.name(index), str(error))
+            images.append(self.preprocessing.pixels(picture))
+        return Batch(torch.from_numpy(np.stack(images)), torch.from_numpy(self.source.labels[list(indices)]))
+
+
+class Batches(Iterator[Batch]):
+    """Batches made ahead by worker processes, with a clock on how long the model had to wait for them."""
+
+    def __init__(
+        self,
+        images: Dataset[Batch | Failure],
+        keys: Iterable[list[Key]] | Iterable[list[int]],
+        *,
+        workers: int,
+        pin_memory: bool = False,
+    ) -> None:
+        self.waited = 0.0
+        loader = DataLoader(
+            images,
+            sampler=keys,
+            batch_size=None,
+            num_workers=workers,
+            worker_init_fn=_leave_signals_to_the_parent,
+            prefetch_factor=4 if workers else None,
+            pin_memory=pin_memory,
+            multiprocessing_context="fork" if workers and hasattr(os, "fork") else None,
+        )
+        self._batches: Iterator[Batch | Failure] = iter(loader)
+
+    def __next__(self) -> Batch:
+        start = time.perf_counter()
+        batch = next(self._batches)
+        self.waited += time.perf_counter() - start
+        if isinstance(batch, Failure):
+            raise DataError(
+                f"{batch.name} cannot be read: {batch.reason}",
+                hint="it changed after it was checked, or was never checked (data.verify=false); mend it and run again",
+            )
+        return batch
+
+
+def training_batches(
+    source: Source,
+    *,
+    start: Position,
+    share: Share,
+    preprocessing: Preprocessing,
+    augment: AugmentConfig,
+    gate: Gate = Gate(),
+    workers: int = 0,
+    pin_memory: bool = False,
+) -> Batches:
+    """Micro-batches of this rank from a position on, without end."""
+    images = TrainingImages(source, preprocessing=preprocessing, augment=augment, gate=gate, seed=start.seed)
+    keys = Stream(size=len(source), start=start, share=share)
+    return Batches(images, keys, workers=workers, pin_memory=pin_memory)
+
+
+def evaluation_batches(
+    source: Source,
+    *,
+    preprocessing: Preprocessing,
+    batch_size: int,
+    rank: int = 0,
+    ranks: int = 1,
+    gate: Gate = Gate(),
+    workers: int = 0,
+) -> Batches:
+    """Every image once, in order: the batches of this rank."""
+    batches = [range(start, min(start + batch_size, len(source))) for start in range(0, len(source), batch_size)]
+    indices = [list(batch) for batch in batches[rank::ranks]]
+    images = EvaluationImages(source, preprocessing=preprocessing, gate=gate)
+    return Batches(images, indices, workers=min(workers, len(indices)))
+
+
+def _leave_signals_to_the_parent(_: int) -> None:
+    """A stop signal reaches the whole process group; the parent still needs its workers to finish the step."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)

@@ -1,0 +1,183 @@
+"""What a run can be: one configuration for the model, the data, the objective, the steps and the machine."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from vitkit.core.errors import ConfigError, check_positive, check_share
+from vitkit.core.shapes import Size
+from vitkit.data.augment import AugmentConfig
+from vitkit.data.fractals import FractalConfig
+from vitkit.objectives.supervised import SupervisedConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelChoice:
+    """Which model, by name, and what is changed of it: `settings` are `section.key=value` of its configuration.
+
+    `weights` is the folder of a trained model to start from, which then also says what model it is. The head is new,
+    and zero, where the classes are others, or where `new_head` asks for it.
+    """
+
+    name: str | None = None
+    image_size: Size | None = None
+    patch_size: Size | None = None
+    settings: tuple[str, ...] = ()
+    weights: str | None = None
+    new_head: bool = False
+
+    def __post_init__(self) -> None:
+        if self.name is not None and self.weights is not None:
+            raise ConfigError(
+                "model.weights already say which model it is",
+                got=f"model.name={self.name} and model.weights={self.weights}",
+                hint="set model.name=none",
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataConfig:
+    """Where the images are, and how they are read.
+
+    Where there is no validation split, `val_share` of each class is held out of training for one; with 0 there is none.
+    `train_on` "all" learns from the validation images too, as the last run of Table 4's protocol does.
+    `preprocessing` is an origin's name; None takes the one stored with the weights, or else squashes to the image size.
+    """
+
+    path: str = "digits"
+    kind: str | None = None
+    val_share: float = 0.1
+    train_on: Literal["train", "all"] = "train"
+    channels: int = 3
+    preprocessing: str | None = None
+    verify: bool = True
+    max_bad_share: float = 0.2
+    workers: int | None = None
+    fractals: FractalConfig = FractalConfig()
+
+    def __post_init__(self) -> None:
+        check_share("data.val_share", self.val_share)
+        check_share("data.max_bad_share", self.max_bad_share)
+        check_positive("data.channels", self.channels)
+        if self.workers is not None and self.workers < 0:
+            raise ConfigError("data.workers cannot be negative", expected="0 or more", got=self.workers)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScheduleConfig:
+    """How long, in what batches, and how the learning rate moves: up over `warmup_steps`, then down to `end_lr`."""
+
+    batch_size: int = 128
+    accumulate: int = 1
+    epochs: float | None = 10.0
+    steps: int | None = None
+    lr: float = 1e-3
+    warmup_steps: int = 0
+    decay: Literal["cosine", "linear", "constant"] = "cosine"
+    end_lr: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in ("batch_size", "accumulate", "lr"):
+            check_positive(f"schedule.{name}", getattr(self, name))
+        if (self.epochs is None) == (self.steps is None):
+            raise ConfigError(
+                "a run's length is either schedule.epochs or schedule.steps",
+                got=f"epochs {self.epochs}, steps {self.steps}",
+                hint="set the other to none",
+            )
+        length = self.steps if self.epochs is None else self.epochs
+        check_positive("schedule.steps" if self.epochs is None else "schedule.epochs", length or 0)
+        if self.warmup_steps < 0:
+            raise ConfigError("schedule.warmup_steps cannot be negative", expected="0 or more", got=self.warmup_steps)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimizerConfig:
+    """How gradients become steps.
+
+    Weight decay is decoupled and touches kernels only. `layer_decay` multiplies the learning rate once for each layer
+    below the head. `average` is the decay of the Polyak average of the weights, which is then what is judged and kept.
+    `tune` says what learns: everything, the head alone, or low-rank additions to queries and values.
+    """
+
+    name: Literal["adam", "sgd"] = "adam"
+    beta1: float = 0.9
+    beta2: float = 0.999
+    momentum: float = 0.9
+    weight_decay: float = 0.0
+    clip: float | None = 1.0
+    layer_decay: float = 1.0
+    average: float | None = None
+    tune: Literal["full", "head", "lora"] = "full"
+    lora_rank: int = 8
+
+    def __post_init__(self) -> None:
+        for name in ("beta1", "beta2", "momentum"):
+            check_share(f"optimizer.{name}", getattr(self, name))
+        if self.average is not None:
+            check_share("optimizer.average", self.average)
+        if self.clip is not None:
+            check_positive("optimizer.clip", self.clip)
+        if not 0.0 < self.layer_decay <= 1.0:
+            raise ConfigError("optimizer.layer_decay is not a factor", expected="0 < factor ≤ 1", got=self.layer_decay)
+        if self.weight_decay < 0:
+            raise ConfigError("optimizer.weight_decay cannot be negative", got=self.weight_decay)
+        check_positive("optimizer.lora_rank", self.lora_rank)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParallelConfig:
+    """The machine: nothing here changes what is learned beyond rounding.
+
+    `mode` auto is DDP under torchrun and one process elsewhere. `timeout` is how many seconds ranks wait for each other.
+    """
+
+    mode: Literal["auto", "ddp", "fsdp2"] = "auto"
+    device: str = "auto"
+    precision: Literal["fp32", "bf16"] = "fp32"
+    compile: bool = False
+    activation_checkpointing: bool = False
+    timeout: float = 600.0
+    threads: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class KeepConfig:
+    """What is written, and how often, in steps; None for `evaluate_every` is once an epoch, and at most 20 times a run.
+
+    A checkpoint is also written when `save_minutes` have passed. The last `last` checkpoints are kept, and the best.
+    """
+
+    log_every: int = 10
+    evaluate_every: int | None = None
+    save_every: int | None = None
+    save_minutes: float = 5.0
+    last: int = 2
+    best: bool = True
+    tensorboard: bool = False
+    max_skipped: int = 10
+
+    def __post_init__(self) -> None:
+        for name in ("log_every", "save_minutes", "last", "max_skipped"):
+            check_positive(f"keep.{name}", getattr(self, name))
+        for name in ("evaluate_every", "save_every"):
+            if getattr(self, name) is not None:
+                check_positive(f"keep.{name}", getattr(self, name))
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig:
+    """A whole run. Everything random in it follows from `seed`."""
+
+    seed: int = 0
+    model: ModelChoice = ModelChoice()
+    data: DataConfig = DataConfig()
+    augment: AugmentConfig = AugmentConfig()
+    objective: SupervisedConfig = SupervisedConfig()
+    optimizer: OptimizerConfig = OptimizerConfig()
+    schedule: ScheduleConfig = ScheduleConfig()
+    parallel: ParallelConfig = ParallelConfig()
+    keep: KeepConfig = KeepConfig()
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.seed < 2**63:
+            raise ConfigError("seed is out of range", expected="0 ≤ seed < 2^63", got=self.seed)

@@ -1,0 +1,183 @@
+"""A single-device model goes in, the same model spread over ranks comes out; all that knows of ranks is here.
+
+torchrun starts the ranks and says in the environment who is who; a process it did not start is alone.
+"""
+
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import partial
+from typing import TypeVar
+
+import torch
+from torch import distributed, nn
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
+
+from vitkit.core.errors import ConfigError, TrainingError
+from vitkit.core.shapes import Tensor
+from vitkit.core.stopping import Stopped
+from vitkit.train.config import ParallelConfig
+
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ranks:
+    """Who this process is among its equals, and the device that is its own."""
+
+    device: torch.device
+    rank: int = 0
+    ranks: int = 1
+    timeout: float = 600.0
+
+    @property
+    def leads(self) -> bool:
+        """Whether this rank writes files and talks."""
+        return self.rank == 0
+
+    def total(self, numbers: Sequence[int | float]) -> list[float]:
+        """The sums of these numbers over all ranks, in float64."""
+        if self.ranks == 1:
+            return [float(number) for number in numbers]
+        summed = torch.tensor(numbers, dtype=torch.float64, device=self.device)
+        distributed.all_reduce(summed)
+        return summed.tolist()
+
+    def wait(self) -> None:
+        """Go on when all ranks have come here."""
+        self.total([0])
+
+    def agree(self, value: int) -> int:
+        """The leader's number, on every rank."""
+        return int(self.total([value if self.leads else 0])[0])
+
+
+@contextmanager
+def joined(config: ParallelConfig) -> Iterator[Ranks]:
+    """Join the other ranks, where torchrun started this process, and leave them at the end."""
+    ranks = int(os.environ.get("WORLD_SIZE", "1"))
+    device = choose_device(config.device, local_rank=int(os.environ.get("LOCAL_RANK", "0")))
+    if config.threads:
+        torch.set_num_threads(config.threads)
+    if "RANK" not in os.environ:
+        if config.mode != "auto":
+            raise ConfigError(
+                f"parallel.mode={config.mode} needs more than one process",
+                hint="start with: torchrun --nproc-per-node N -m vitkit train …, or leave out parallel.mode",
+            )
+        yield Ranks(device=device)
+        return
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    distributed.init_process_group(
+        "nccl" if device.type == "cuda" else "gloo",
+        timeout=timedelta(seconds=config.timeout),
+        device_id=device if device.type == "cuda" else None,
+    )
+    try:
+        yield Ranks(device=device, rank=int(os.environ["RANK"]), ranks=ranks, timeout=config.timeout)
+    finally:
+        distributed.destroy_process_group()
+
+
+def choose_device(name: str, *, local_rank: int = 0) -> torch.device:
+    """The named device, or the best there is.
+
+    >>> choose_device("cpu")
+    device(type='cpu')
+    """
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+    if name == "cuda":
+        name = f"cuda:{local_rank}"
+    try:
+        return torch.empty(0, device=name).device
+    except (RuntimeError, AssertionError) as error:
+        raise ConfigError(f"this machine has no device {name}", hint="vitkit doctor shows what it has") from error
+
+
+def spread(model: nn.Module, config: ParallelConfig, ranks: Ranks) -> nn.Module:
+    """The model to call in training: checkpointed, compiled and spread over ranks as the configuration says.
+
+    `model` itself stays what owns the parameters: its names are those of a single device.
+    """
+    if config.activation_checkpointing:
+        recompute_activations(model)
+    if config.compile:
+        model.compile()
+    if ranks.ranks == 1 and config.mode != "fsdp2":
+        return model
+    if config.mode == "fsdp2":
+        for block in getattr(model, "blocks", []):
+            fully_shard(block)
+        fully_shard(model)
+        return model
+    return DistributedDataParallel(model, device_ids=[ranks.device] if ranks.device.type == "cuda" else None)
+
+
+def recompute_activations(model: nn.Module) -> None:
+    """Keep only each block's input for the backward pass, and compute the rest again when it is needed."""
+    for block in getattr(model, "blocks", []):
+        block.forward = partial(checkpoint, block.forward, use_reentrant=False)
+
+
+@contextmanager
+def last_of_several(model: nn.Module, *, last: bool) -> Iterator[None]:
+    """Let ranks exchange gradients only after the last of a step's micro-batches."""
+    if isinstance(model, DistributedDataParallel):
+        with nullcontext() if last else model.no_sync():
+            yield
+        return
+    if hasattr(model, "set_requires_gradient_sync"):
+        model.set_requires_gradient_sync(last)
+    yield
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """A tensor in full, on the CPU, wherever its parts are; every rank must ask."""
+    full = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+    return full.detach().cpu()
+
+
+def placed_like(value: Tensor, like: Tensor) -> Tensor:
+    """A full tensor placed on the devices that hold `like`."""
+    if isinstance(like, DTensor):
+        return distribute_tensor(value.to(like.device), like.device_mesh, like.placements)
+    return value.to(like.device)
+
+
+def on_leader(ranks: Ranks, work: Callable[[Callable[[], None]], Result]) -> Result | None:
+    """Let the leader do something while the others wait, and let all of them fail where it does.
+
+    `work` is given a function to call now and then: it tells the others, who would lose patience, to wait on.
+    """
+    working, done, stopped, failed = 0.0, 1.0, 2.0, 3.0
+    if not ranks.leads:
+        while (news := ranks.total([0])[0]) == working:
+            pass
+        if news == stopped:
+            raise Stopped
+        if news == failed:
+            raise TrainingError("rank 0 could not go on", hint="its message says why")
+        return None
+    told = time.monotonic()
+
+    def still_working() -> None:
+        nonlocal told
+        if time.monotonic() - told > ranks.timeout / 4:
+            ranks.total([working])
+            told = time.monotonic()
+
+    try:
+        result = work(still_working)
+    except BaseException as error:
+        ranks.total([stopped if isinstance(error, Stopped) else failed])
+        raise
+    ranks.total([done])
+    return result

@@ -1,0 +1,225 @@
+"""A finished run goes in; its model on disk, a judgement of it, a page to look at and a summary come out."""
+
+import platform
+from collections.abc import Callable, Mapping
+from importlib.metadata import version
+from pathlib import Path
+
+import torch
+from PIL import Image
+
+from vitkit.checkpoints import native
+from vitkit.checkpoints.native import Artefact, write_json
+from vitkit.core import runlog
+from vitkit.core.config import to_toml
+from vitkit.core.files import write_text
+from vitkit.core.runlog import Record
+from vitkit.data.decode import decode
+from vitkit.data.source import Source
+from vitkit.evaluate.accuracy import answers
+from vitkit.evaluate.judgement import Judgement, judge
+from vitkit.evaluate.page import ComparisonRow, DataDescription, Panel, RunReport, ShownMistake, render, thumbnail
+from vitkit.evaluate.plots import Series
+from vitkit.train.config import RunConfig
+from vitkit.train.folder import RunFolder
+from vitkit.train.images import Images
+from vitkit.train.ledger import Ledger, keep_ledger
+from vitkit.train.parallel import Ranks
+from vitkit.train.watch import Watcher
+
+MISTAKES = 24
+"""Pictures of wrong answers on the page."""
+
+
+def conclude(
+    config: RunConfig,
+    artefact: Artefact,
+    images: Images,
+    *,
+    folder: RunFolder,
+    ranks: Ranks,
+    workers: int,
+    watcher: Watcher,
+    alive: Callable[[], None],
+) -> dict[str, object]:
+    """Keep the model, judge it, and write the page and the summary; the summary last, since it says "finished"."""
+    native.save(folder.path, artefact)
+    judged: tuple[str, Source, Judgement] | None = None
+    if images.judged_by is not None:
+        name, source = images.judged_by
+        judged = (name, source, judged_on(artefact, source, ranks=ranks, workers=workers, watcher=watcher, alive=alive))
+    metrics = runlog.read(folder.metrics)
+    ledger = keep_ledger(
+        artefact.config,
+        parameters=sum(tensor.numel() for tensor in artefact.state.values()),
+        images_seen=max((int(str(record["step"])) for record in metrics), default=0) * config.schedule.batch_size,
+        speed=runlog.read(folder.speed),
+        device=ranks.device,
+        ranks=ranks.ranks,
+    )
+    write_text(folder.report, page(config, artefact, images, folder=folder, judged=judged, ledger=ledger))
+    summary: dict[str, object] = {
+        "model": artefact.name,
+        "classes": len(images.classes),
+        "images": {"train": len(images.train)} | ({judged[0]: len(judged[1])} if judged else {}),
+        "bad_files": images.bad,
+        "judged_on": judged[0] if judged else None,
+        "result": judged[2].to_json() if judged else None,
+        "ledger": ledger.to_json(),
+    }
+    write_json(folder.summary, summary)
+    return summary
+
+
+def judged_on(
+    artefact: Artefact,
+    source: Source,
+    *,
+    ranks: Ranks,
+    workers: int,
+    watcher: Watcher,
+    alive: Callable[[], None],
+) -> Judgement:
+    """The finished model's judgement on a split."""
+    watcher.work("judging the model", len(source))
+
+    def progress(images: int) -> None:
+        watcher.advance(images)
+        alive()
+
+    found = answers(
+        artefact.model().to(ranks.device),
+        source,
+        preprocessing=artefact.preprocessing,
+        workers=workers,
+        device=ranks.device,
+        progress=progress,
+    )
+    return judge(found.logits, found.labels, classes=artefact.labels)
+
+
+def page(
+    config: RunConfig,
+    artefact: Artefact,
+    images: Images,
+    *,
+    folder: RunFolder,
+    judged: tuple[str, Source, Judgement] | None,
+    ledger: Ledger,
+    comparison: tuple[ComparisonRow, ...] = (),
+) -> str:
+    """The run's page."""
+    parts = {"train": images.train, "val": images.val, "test": images.test}
+    return render(
+        RunReport(
+            title=folder.path.resolve().name,
+            model=artefact.name,
+            parameters=ledger.parameters,
+            data=DataDescription(
+                kind=images.kind,
+                place=Path(images.place).name or images.place,
+                classes=images.classes,
+                counts={name: len(source) for name, source in parts.items() if source is not None},
+            ),
+            config=to_toml(config),
+            curves=curves(runlog.read(folder.metrics)),
+            judgements={judged[0]: judged[2]} if judged else {},
+            mistakes=mistakes(judged[1], judged[2], channels=config.data.channels) if judged else (),
+            comparison=comparison,
+            ledger=ledger_rows(ledger),
+            speed=(
+                Panel(
+                    title="Images per second", series=series(runlog.read(folder.speed), {"all": "images_per_second"})
+                ),
+            ),
+            environment=environment(),
+            bad_files=images.bad,
+            next_steps=next_steps(folder),
+        )
+    )
+
+
+def series(records: list[Record], lines: Mapping[str, str]) -> tuple[Series, ...]:
+    """Lines of a chart by their names, from the keys of a log; a key that is nowhere gives none."""
+    found = []
+    for name, key in lines.items():
+        points = [(record["step"], record[key]) for record in records if key in record]
+        if points:
+            steps, values = zip(*points, strict=True)
+            found.append(Series(name, steps, values))
+    return tuple(found)
+
+
+def curves(metrics: list[Record]) -> tuple[Panel, ...]:
+    """The charts of a run."""
+    return (
+        Panel(title="Loss", series=series(metrics, {"train": "loss", "val": "val_loss"}), smooth=True),
+        Panel(
+            title="Accuracy",
+            series=series(metrics, {"train": "top1", "val": "val_top1"}),
+            percent=True,
+            smooth=True,
+        ),
+        Panel(title="Learning rate", series=series(metrics, {"rate": "lr"})),
+        Panel(title="Gradient norm", series=series(metrics, {"norm": "gradient_norm"}), scale="log", smooth=True),
+    )
+
+
+def mistakes(source: Source, judgement: Judgement, *, channels: int) -> tuple[ShownMistake, ...]:
+    """The wrong answers that the model was surest of, with their pictures."""
+    shown = []
+    for mistake in judgement.most_confident_mistakes(MISTAKES):
+        picture = decode(source.content(mistake.index), channels=channels)
+        shown.append(
+            ShownMistake(
+                picture=thumbnail(picture) if isinstance(picture, Image.Image) else None,
+                file=source.name(mistake.index),
+                label=judgement.classes[mistake.label],
+                predicted=judgement.classes[mistake.predicted],
+                probability=mistake.probability,
+                label_probability=mistake.label_probability,
+            )
+        )
+    return tuple(shown)
+
+
+def ledger_rows(ledger: Ledger) -> tuple[tuple[str, str], ...]:
+    """The ledger in words."""
+    rows = [
+        ("Operations to learn from one image", f"{ledger.flops_an_image / 1e9:.3g} GFLOPs"),
+        ("Images seen", f"{ledger.images_seen:,}"),
+        ("Operations of the whole run", f"{ledger.exaflops:.3g} exaFLOPs"),
+    ]
+    if ledger.images_per_second and ledger.flops_a_second and ledger.utilisation is not None:
+        rows += [
+            ("Images a second", f"{ledger.images_per_second:,.0f}"),
+            ("Operations a second", f"{ledger.flops_a_second / 1e9:,.0f} GFLOP/s"),
+            (
+                "Utilisation",
+                f"{ledger.utilisation:.0%} of the {ledger.peak_flops_a_second / 1e9:,.0f} GFLOP/s measured for "
+                "float32 matrix products",
+            ),
+        ]
+    if ledger.waiting is not None:
+        rows.append(("Time spent waiting for images", f"{ledger.waiting:.1%}"))
+    rows.append(("Machine", f"{ledger.ranks} × {ledger.device}, {ledger.threads} threads each"))
+    return tuple(rows)
+
+
+def environment() -> tuple[tuple[str, str], ...]:
+    """What the run ran on."""
+    return (
+        ("vitkit", version("vitkit")),
+        ("torch", torch.__version__),
+        ("Python", platform.python_version()),
+        ("System", f"{platform.system()} {platform.machine()}"),
+    )
+
+
+def next_steps(folder: RunFolder) -> tuple[tuple[str, str], ...]:
+    """What to do with the model."""
+    run = folder.path.name
+    return (
+        ("Judge it on other images", f"vitkit eval {run} FOLDER"),
+        ("Teach it other classes", f"vitkit finetune {run} FOLDER --out NEW"),
+    )

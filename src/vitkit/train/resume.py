@@ -1,0 +1,46 @@
+"""A run's folder goes in; the state to go on from, and what of its last step is still to do, come out."""
+
+from vitkit.core import runlog
+from vitkit.core.runlog import Record
+from vitkit.train.folder import RunFolder
+from vitkit.train.parallel import Ranks
+from vitkit.train.state import Checkpoints, State
+from vitkit.train.watch import Watcher
+
+
+def resume(state: State, checkpoints: Checkpoints, folder: RunFolder, *, ranks: Ranks, watcher: Watcher) -> None:
+    """Load the newest good checkpoint, if there is one, and take back what was logged or saved after it."""
+    loaded = checkpoints.newest()
+    step = ranks.agree(loaded.step if loaded else -1)
+    if loaded:
+        for damage in loaded.damaged:
+            watcher.warn(f"{damage}; an earlier checkpoint is used")
+    if loaded and step >= 0:
+        state.restore(loaded.tensors, loaded.progress)
+        watcher.say(f"going on from step {step}")
+    ranks.wait()
+    if ranks.leads:
+        checkpoints.set_aside(step)
+        for log in (folder.metrics, folder.speed):
+            if log.exists():
+                runlog.truncate_after(log, max(step, 0))
+
+
+def logged(folder: RunFolder) -> list[Record]:
+    """What the metrics log holds."""
+    return runlog.read(folder.metrics) if folder.metrics.exists() else []
+
+
+def best_so_far(folder: RunFolder) -> tuple[float, int] | None:
+    """The best validation accuracy that was logged, and the first step that reached it."""
+    best: tuple[float, int] | None = None
+    for record in logged(folder):
+        top1, step = record.get("val_top1"), record["step"]
+        if isinstance(top1, float) and isinstance(step, int) and (best is None or top1 > best[0]):
+            best = (top1, step)
+    return best
+
+
+def was_evaluated(folder: RunFolder, step: int) -> bool:
+    """Whether the log holds an evaluation of this step; a run stopped while it evaluated has none."""
+    return any("val_top1" in record and record["step"] == step for record in logged(folder))

@@ -1,0 +1,203 @@
+"""Verifying: which files are bad and why, whoever shares the work; and leaving them out."""
+
+import csv
+import io
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from vitkit.core.errors import DataError
+from vitkit.data.decode import Gate
+from vitkit.data.source import Content, Source
+from vitkit.data.verify import BadFile, examine, read_bad_files, too_many, verify, without, write_bad_files
+
+
+class Listed(Source):
+    """Images from a list; an OSError in it is raised."""
+
+    kind = "a list"
+    classes = ("all",)
+
+    def __init__(self, contents: list[Content | OSError]) -> None:
+        self.contents = contents
+        self.labels = np.zeros(len(contents), dtype=np.int64)
+
+    def name(self, index: int) -> str:
+        return f"all/{index}.jpg"
+
+    def content(self, index: int) -> Content:
+        content = self.contents[index]
+        if isinstance(content, OSError):
+            raise content
+        return content
+
+
+def jpeg(seed: int, side: int = 160) -> bytes:
+    stream = io.BytesIO()
+    colours = np.random.default_rng(seed).integers(0, 256, (side, side, 3), dtype=np.uint8)
+    Image.fromarray(colours).save(stream, "JPEG")
+    return stream.getvalue()
+
+
+@pytest.fixture
+def mixed() -> Listed:
+    contents: list[Content | OSError] = [jpeg(seed) for seed in range(60)]
+    contents[3] = b""
+    contents[17] = contents[17][: len(contents[17]) // 2]
+    contents[40] = OSError(13, "Permission denied")
+    contents[41] = b"<html>"
+    contents[59] = b"\x89PNG\r\n\x1a\n"
+    return Listed(contents)
+
+
+BAD = [
+    BadFile("all/3.jpg", "the file is empty"),
+    BadFile("all/17.jpg", "the file is truncated"),
+    BadFile("all/40.jpg", "cannot be read: permission denied"),
+    BadFile("all/41.jpg", "not a JPEG, PNG, GIF, BMP, TIFF, WEBP or PPM file"),
+    BadFile("all/59.jpg", "damaged PNG file: its header cannot be read"),
+]
+
+
+@pytest.mark.parametrize("workers", [0, 1, 2, 5])
+def test_every_bad_file_is_named_with_its_reason_however_many_workers(mixed, workers):
+    told: list[int] = []
+    assert verify(mixed, workers=workers, progress=told.append) == BAD
+    assert told == list(range(1, 61))
+
+
+def test_an_empty_source_has_no_bad_files():
+    assert verify(Listed([]), workers=2) == []
+
+
+def test_the_gate_and_the_channels_are_those_of_the_caller():
+    source = Listed([jpeg(0, side=64), jpeg(1, side=32), np.zeros((8, 8, 2), dtype=np.uint8)])
+    assert [file.name for file in verify(source, gate=Gate(max_pixels=2000))] == ["all/0.jpg", "all/2.jpg"]
+    assert [file.name for file in verify(source, channels=2)] == ["all/0.jpg", "all/1.jpg"]
+
+
+def _survive_signals(source: Source, index: int) -> int:
+    os.kill(os.getpid(), signal.SIGINT)
+    os.kill(os.getpid(), signal.SIGTERM)
+    return index
+
+
+def test_workers_leave_signals_to_the_parent():
+    assert list(examine(Listed([b""] * 30), _survive_signals, workers=2)) == list(range(30))
+
+
+def _die(source: Source, index: int) -> int:
+    if index == 20:
+        os._exit(9)
+    return index
+
+
+def test_a_worker_that_dies_is_an_error_that_says_where():
+    with pytest.raises(DataError, match=r"a process died while it decoded all/\d+\.jpg"):
+        list(examine(Listed([b""] * 30), _die, workers=2))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="kills a process group's leader")
+def test_workers_end_with_a_parent_that_is_killed():
+    script = """
+import threading
+import numpy as np
+from vitkit.data.source import Source
+from vitkit.data.verify import examine
+
+class Slow(Source):
+    kind, classes, labels = "slow", (), np.zeros(100, dtype=np.int64)
+    def name(self, index):
+        return str(index)
+    def content(self, index):
+        return b""
+
+def work(source, index):
+    if index == 0:
+        return 0
+    if index >= 8:
+        threading.Event().wait()
+    return index
+
+for result in examine(Slow(), work, workers=3):
+    print(result, flush=True)
+"""
+    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"0\n"
+        process.kill()
+        before = time.monotonic()
+        process.stdout.read()  # the workers hold the other end: this returns when the last of them is gone
+        assert time.monotonic() - before < 10
+
+
+# Bad files, kept and left out
+
+
+def test_bad_files_come_back_as_they_were_written_whatever_their_names(tmp_path):
+    names = [
+        "=1+2.jpg",
+        "+a",
+        "-b",
+        "@c",
+        'quote".jpg',
+        "comma,.jpg",
+        "line\nbreak",
+        "carriage\rreturn",
+        "ü",
+        "\udcff",
+        "",
+    ]
+    bad = [BadFile(name, f"reason, {name}") for name in names]
+    write_bad_files(tmp_path / "bad_files.csv", bad)
+    assert read_bad_files(tmp_path / "bad_files.csv") == bad
+
+
+def test_the_list_of_bad_files_is_plain_csv(tmp_path):
+    write_bad_files(tmp_path / "bad_files.csv", BAD)
+    with (tmp_path / "bad_files.csv").open(newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    assert rows[0] == {"file": "all/3.jpg", "reason": "the file is empty"}
+    assert len(rows) == 5
+    write_bad_files(tmp_path / "none.csv", [])
+    assert read_bad_files(tmp_path / "none.csv") == []
+
+
+@pytest.mark.parametrize("text", ["", "file,cause\r\n", "file,reason\r\na\r\n"])
+def test_another_file_is_no_list_of_bad_files(tmp_path, text):
+    (tmp_path / "x.csv").write_text(text, encoding="utf-8")
+    with pytest.raises(DataError, match="not a list of bad files"):
+        read_bad_files(tmp_path / "x.csv")
+
+
+def test_a_list_of_bad_files_that_is_not_there_is_named(tmp_path):
+    with pytest.raises(DataError, match=r"x\.csv: No such file"):
+        read_bad_files(tmp_path / "x.csv")
+
+
+def test_too_many_bad_files_stop_with_their_number_and_three_of_them():
+    too_many(BAD, total=50, max_share=0.1)
+    too_many([], total=0, max_share=0)
+    with pytest.raises(DataError, match=r"5 of 49 images .*all/3\.jpg.*all/17\.jpg.*all/40\.jpg.*and 2 more") as caught:
+        too_many(BAD, total=49, max_share=0.1)
+    assert "all/41.jpg" not in str(caught.value)
+    assert caught.value.hint
+
+
+def test_a_source_without_its_bad_files_is_the_set_that_never_had_them(mixed):
+    rest = without(mixed, BAD)
+    assert [rest.name(index) for index in range(len(rest))] == [
+        f"all/{index}.jpg" for index in range(60) if index not in (3, 17, 40, 41, 59)
+    ]
+    assert verify(rest) == []
+
+
+def test_a_source_without_bad_files_is_itself(mixed):
+    assert without(mixed, []) is mixed
+    assert without(mixed, [BadFile("other/1.jpg", "the file is empty")]) is mixed

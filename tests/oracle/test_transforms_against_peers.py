@@ -1,0 +1,140 @@
+"""Evaluation's pixels and batches against timm's and torchvision's, pixel for pixel, on photos and on made images."""
+
+from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from oracles import import_timm, import_torchvision, import_transformers
+from PIL import Image
+
+from vitkit.data.transforms import ORIGINS, Preprocessing, preprocessing
+
+Pictures = Callable[[], Iterator[Image.Image]]
+PHOTOS = Path(__file__).resolve().parents[2].parent / "shared" / "data" / "photos"
+MADE_SIDES = [(1, 1), (7, 500), (224, 224), (225, 257), (256, 256), (333, 251), (500, 375), (301, 299), (1000, 667)]
+
+
+@cache
+def made(height: int, width: int) -> Image.Image:
+    """Edges at every scale, smooth parts and noise."""
+    rng = np.random.default_rng(height * 10_000 + width)
+    coarse = rng.integers(0, 256, size=(height // 9 + 1, width // 7 + 1, 3), dtype=np.uint8)
+    picture = np.kron(coarse, np.ones((9, 7, 1), dtype=np.uint8))[:height, :width]
+    picture[: height // 3] = rng.integers(0, 256, size=(height // 3, width, 3), dtype=np.uint8)
+    return Image.fromarray(picture)
+
+
+def made_pictures() -> Iterator[Image.Image]:
+    for height, width in MADE_SIDES:
+        yield made(height, width)
+
+
+def photos() -> Iterator[Image.Image]:
+    if not PHOTOS.is_dir():
+        pytest.skip("the photos are not there")
+    for path in sorted(PHOTOS.glob("*.jpg"))[:8]:
+        with Image.open(path) as file:
+            yield file.convert("RGB")
+
+
+SETS = pytest.mark.parametrize("pictures", [made_pictures, photos], ids=["made", "photos"])
+
+
+@SETS
+@pytest.mark.parametrize("origin", ["timm_augreg", "deit", "torchvision"])
+@pytest.mark.parametrize("size", [224, 196, 97])
+def test_crop_has_timms_pixels(origin: str, size: int, pictures: Pictures) -> None:
+    import_timm()
+    from timm.data import create_transform  # noqa: PLC0415
+
+    ours = preprocessing(origin, image_size=size)
+    theirs = create_transform(
+        input_size=(3, size, size), interpolation=ours.filter, crop_pct=ours.crop_share, normalize=False
+    )
+    for picture in pictures():
+        np.testing.assert_array_equal(ours.pixels(picture), theirs(picture).numpy())
+
+
+@SETS
+def test_crop_that_is_not_square_has_timms_pixels(pictures: Pictures) -> None:
+    import_timm()
+    from timm.data import create_transform  # noqa: PLC0415
+
+    size = (160, 272)
+    ours = preprocessing("torchvision", image_size=size)
+    theirs = create_transform(input_size=(3, *size), interpolation="bilinear", crop_pct=0.875, normalize=False)
+    for picture in pictures():
+        np.testing.assert_array_equal(ours.pixels(picture), theirs(picture).numpy())
+
+
+@SETS
+@pytest.mark.parametrize("share", [1.0, 0.875])
+def test_squash_has_timms_pixels(share: float, pictures: Pictures) -> None:
+    import_timm()
+    from timm.data import create_transform  # noqa: PLC0415
+
+    ours = Preprocessing(resize="squash" if share == 1.0 else "squash_crop", crop_share=share)
+    theirs = create_transform(
+        input_size=(3, 224, 224), interpolation="bilinear", crop_pct=share, crop_mode="squash", normalize=False
+    )
+    for picture in pictures():
+        np.testing.assert_array_equal(ours.pixels(picture), theirs(picture).numpy())
+
+
+@SETS
+def test_batch_is_torchvisions(pictures: Pictures) -> None:
+    import_torchvision()
+    from torchvision.transforms._presets import ImageClassification  # noqa: PLC0415
+
+    theirs = ImageClassification(crop_size=224, resize_size=256)
+    ours = ORIGINS["torchvision"]
+    for picture in pictures():
+        batch = ours.normalise(torch.from_numpy(ours.pixels(picture))[None])
+        # The pixels are the same; torchvision divides by 255 first, which rounds once more, at numbers up to 2.7.
+        torch.testing.assert_close(batch[0], theirs(picture), atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("size", [224, 384])
+def test_augreg_is_configured_as_timm_configures_its_weights(size: int) -> None:
+    timm = import_timm()
+    names = timm.list_models("vit_*_patch*.augreg_*", pretrained=True)
+    configs = [config for config in map(timm.models.get_pretrained_cfg, names) if config.input_size[-1] == size]
+    assert configs
+    ours = preprocessing("timm_augreg", image_size=size)
+    for config in configs:
+        theirs = (config.crop_pct, config.interpolation, config.mean, config.std)
+        assert theirs == (ours.crop_share, ours.filter, ours.mean, ours.deviation), config.architecture
+
+
+@pytest.mark.parametrize("origin", ["deit", "torchvision", "timm_augreg"])
+def test_hub_form_of_a_crop_means_the_same_to_transformers(origin: str) -> None:
+    transformers = import_transformers()
+    try:
+        processor = transformers.models.bit.image_processing_pil_bit.BitImageProcessorPil
+    except (AttributeError, ImportError) as error:
+        pytest.skip(f"this transformers has no image processor that needs only Pillow: {error}")
+    ours = ORIGINS[origin]
+    theirs = processor(**{key: value for key, value in ours.to_hub().items() if key != "vitkit"})
+    # Where the border to crop is odd, transformers may cut one pixel beside timm and torchvision: squares have none.
+    for side in (1, 97, 224, 256, 333):
+        picture = made(side, side)
+        batch = ours.normalise(torch.from_numpy(ours.pixels(picture))[None])
+        found = theirs(picture, return_tensors="pt")["pixel_values"]
+        torch.testing.assert_close(batch, found, atol=1e-5, rtol=0)  # float32 arithmetic in another order
+
+
+def test_hub_form_of_a_squash_means_the_same_to_transformers() -> None:
+    transformers = import_transformers()
+    try:
+        processor = transformers.models.vit.image_processing_pil_vit.ViTImageProcessorPil
+    except (AttributeError, ImportError) as error:
+        pytest.skip(f"this transformers has no image processor that needs only Pillow: {error}")
+    ours = Preprocessing(image_size=(96, 128), filter="bicubic")
+    theirs = processor(**{key: value for key, value in ours.to_hub().items() if key != "vitkit"})
+    for picture in made_pictures():
+        batch = ours.normalise(torch.from_numpy(ours.pixels(picture))[None])
+        found = theirs(picture, return_tensors="pt")["pixel_values"]
+        torch.testing.assert_close(batch, found, atol=1e-5, rtol=0)  # float32 arithmetic in another order

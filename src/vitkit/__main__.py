@@ -1,4 +1,4 @@
-"""`python -m vitkit` is the command `vitkit`; torchrun starts it this way."""
+"""`python -m vitkit` is the command `vitkit`; torchrun starts it so."""
 
 import sys
 

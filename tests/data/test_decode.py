@@ -169,7 +169,7 @@ def test_floats_are_read_on_the_scale_they_are_in(floats, expected):
     ],
 )
 def test_a_range_that_cannot_be_known_is_refused(values):
-    with pytest.raises(DataError, match="range .* is not known"):
+    with pytest.raises(DataError, match=r"range .* is not known"):
         decode(file(Image.fromarray(values), "TIFF"))
 
 
@@ -364,7 +364,7 @@ def test_nothing_of_the_process_is_changed_and_no_warning_leaks():
     filters = list(warnings.filters)
     assert describe(warns)[2:] == (9500, 9500)
     assert list(warnings.filters) == filters
-    assert (Image.MAX_IMAGE_PIXELS, ImageFile.LOAD_TRUNCATED_IMAGES) == before
+    assert before == (Image.MAX_IMAGE_PIXELS, ImageFile.LOAD_TRUNCATED_IMAGES)
 
 
 def test_threads_that_decode_at_once_leave_the_warning_filters_as_they_were():

@@ -180,7 +180,7 @@ def test_a_contact_sheet_takes_what_cannot_be_drawn(tmp_path):
     names = ("\x1b[31m\n", "空 ü Ж", "a very long name " * 20, "oneverylongword" * 20, "empty", "")
     contents: list[Content] = [b"", png(0, 1, 300), png(1, 300, 1), png(2, mode="1"), b"<html>"]
     source = Records(names, [(f"{label}", label, content) for label, content in enumerate(contents)])
-    assert sheet_of(DataSet("/", {"train": source}), tmp_path / "sheet.png").size
+    assert sheet_of(DataSet("/new\nline", {"train": source}), tmp_path / "sheet.png").size
     unlabelled = Records((), [(f"{index}", -1, png(index)) for index in range(11)])
     assert sheet_of(DataSet("tree", {"all": unlabelled}), tmp_path / "sheet.png", columns=4).shape[0] == 28 + 64 + 380
     assert sheet_of(DataSet("none", {"all": Records((), [])}), tmp_path / "sheet.png").size

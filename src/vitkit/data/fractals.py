@@ -99,6 +99,8 @@ class FractalSource(Source):
     An image depends on the config's seed, size and colour, its class and its number, and on nothing drawn before.
     """
 
+    is_sound = True
+
     def __init__(self, config: FractalConfig, *, first: int, count: int) -> None:
         digits = max(4, len(str(config.classes - 1)))
         self.config = config

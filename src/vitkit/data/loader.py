@@ -10,6 +10,7 @@ import math
 import os
 import signal
 import time
+import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -220,6 +221,8 @@ class Batches(Iterator[Batch]):
             multiprocessing_context="fork" if workers and hasattr(os, "fork") else None,
         )
         self._batches: Iterator[Batch | Failure] = iter(loader)
+        # Workers ignore the signal by which Python would end them, so they must be told to leave, whatever happens.
+        self._leave = weakref.finalize(self, getattr(self._batches, "_shutdown_workers", _nothing))
 
     def __next__(self) -> Batch:
         start = time.perf_counter()
@@ -231,6 +234,20 @@ class Batches(Iterator[Batch]):
                 hint="it changed after it was checked, or was never checked (data.verify=false); mend it and run again",
             )
         return batch
+
+    def close(self) -> None:
+        """Let the worker processes go; a second time does nothing."""
+        self._leave()
+
+    def __enter__(self) -> "Batches":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _nothing() -> None:
+    """What closing does where there are no worker processes."""
 
 
 def training_batches(

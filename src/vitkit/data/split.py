@@ -18,7 +18,7 @@ def split(source: Source, *, share: int | float = 0.1, salt: str = "") -> tuple[
     >>> from vitkit.data.sources.embedded import digits
     >>> train, val = split(digits().splits["train"], share=0.1)
     >>> len(train) + len(val), bool(set(val.labels) == set(range(10)))
-    (1437, True)
+    (1438, True)
     """
     check_share("share", share)
     held = np.zeros(len(source), dtype=np.bool_)

@@ -128,7 +128,8 @@ def survey(
         if finding.header is None
     )
     warnings = (
-        *_warn_of_bad(bad, total=done),
+        *([] if done else ["there are no images"]),
+        *([f"{len(bad)} of {done} images cannot be used ({len(bad) / done:.2g} of all)"] if bad else []),
         *_warn_of_classes(dataset.classes, counts),
         *_warn_of_duplicates(duplicates),
         *_warn_of_sizes(headers),
@@ -190,12 +191,6 @@ def _duplicates(dataset: DataSet, findings: Mapping[str, Sequence[Finding]]) -> 
 # What to worry about, in words
 
 
-def _warn_of_bad(bad: Sequence[tuple[str, BadFile]], *, total: int) -> list[str]:
-    if not total:
-        return ["there are no images"]
-    return [f"{len(bad)} of {total} images cannot be used ({len(bad) / total:.2g} of all)"] if bad else []
-
-
 def _warn_of_classes(classes: Sequence[str], counts: Mapping[str, Sequence[int]]) -> list[str]:
     """Worry about the classes of the split that is learned from, and about those that others lack."""
     if not classes:
@@ -205,7 +200,9 @@ def _warn_of_classes(classes: Sequence[str], counts: Mapping[str, Sequence[int]]
     numbers = counts[learned]
     few = [f"{name} ({number})" for name, number in zip(classes, numbers, strict=True) if number < FEW_IMAGES]
     if few:
-        warnings.append(f"{_classes_have(few)} fewer than {FEW_IMAGES} images in {learned}: {_some(few)}")
+        warnings.append(
+            f"{_count(few, 'one class has', 'classes have')} fewer than {FEW_IMAGES} images in {learned}: {_some(few)}"
+        )
     most = max(numbers)
     least = min((number for number in numbers if number), default=most)
     if most > IMBALANCE * least:
@@ -214,27 +211,20 @@ def _warn_of_classes(classes: Sequence[str], counts: Mapping[str, Sequence[int]]
     for split, others in counts.items():
         absent = [name for name, number in zip(classes, others, strict=True) if not number]
         if split != learned and absent:
-            warnings.append(f"{_classes_have(absent)} no images in {split}: {_some(absent)}")
+            warnings.append(f"{_count(absent, 'one class has', 'classes have')} no images in {split}: {_some(absent)}")
     return warnings
-
-
-def _classes_have(classes: Sequence[str]) -> str:
-    return "one class has" if len(classes) == 1 else f"{len(classes)} classes have"
 
 
 def _warn_of_duplicates(duplicates: Sequence[Duplicates]) -> list[str]:
     """Worry most about images in two splits, then about two labels, then about mere repeats."""
-    leaks = [group for group in duplicates if group.leak]
-    conflicts = [group for group in duplicates if group.conflict]
-    repeats = [group for group in duplicates if not group.leak and not group.conflict]
     worries = {
-        "in more than one split, so scores will be too good": leaks,
-        "given different labels": conflicts,
-        "there more than once": repeats,
+        "in more than one split, so scores will be too good": [group for group in duplicates if group.leak],
+        "given different labels": [group for group in duplicates if group.conflict],
+        "there more than once": [group for group in duplicates if not group.leak and not group.conflict],
     }
     warnings = []
     for worry, groups in worries.items():
-        count = "one image is" if len(groups) == 1 else f"{len(groups)} images are"
+        count = _count(groups, "one image is", "images are")
         names = [" = ".join(f"{member.split}: {member.name}" for member in group.members[:3]) for group in groups]
         warnings += [f"{count} {worry}: {_some(names)}"] if groups else []
     return warnings
@@ -247,8 +237,12 @@ def _warn_of_sizes(headers: Sequence[Header]) -> list[str]:
     small = [side for side in sides if side < SMALL_SIDE and side * 4 < usual]
     if not small:
         return []
-    count = "one image is" if len(small) == 1 else f"{len(small)} images are"
+    count = _count(small, "one image is", "images are")
     return [f"{count} very small: down to {min(small)} pixels, where others have {usual:.0f}"]
+
+
+def _count(things: Sequence[object], one: str, many: str) -> str:
+    return one if len(things) == 1 else f"{len(things)} {many}"
 
 
 def _some(names: Sequence[str]) -> str:
@@ -278,8 +272,7 @@ def contact_sheet(
     for number, (label, indices) in enumerate(rows):
         top = _MARGIN + _TITLE + number * step
         if label is not None:
-            count = int((source.labels == label).sum())
-            _draw_label(pen, dataset.classes[label], count, top=top)
+            _draw_label(pen, dataset.classes[label], int((source.labels == label).sum()), top=top)
         for column, index in enumerate(indices):
             _draw_thumbnail(sheet, pen, source, index, place=(left + column * step, top))
     file = io.BytesIO()
@@ -292,12 +285,12 @@ def contact_sheet(
 
 def _sheet_rows(
     source: Source, *, columns: int, per_class: int, max_classes: int
-) -> list[tuple[int | None, NDArray[np.int64]]]:
+) -> list[tuple[int | None, list[int]]]:
     """The indices of each row, behind the label where a class begins."""
     if not source.classes:
         every = _evenly(np.arange(len(source)), columns * max_classes)
         return [(None, every[start : start + columns]) for start in range(0, len(every), columns)]
-    rows: list[tuple[int | None, NDArray[np.int64]]] = []
+    rows: list[tuple[int | None, list[int]]] = []
     for label in range(min(len(source.classes), max_classes)):
         chosen = _evenly(np.flatnonzero(source.labels == label), per_class)
         rows.append((label, chosen[:columns]))
@@ -305,10 +298,10 @@ def _sheet_rows(
     return rows
 
 
-def _evenly(indices: NDArray[np.int64], count: int) -> NDArray[np.int64]:
+def _evenly(indices: NDArray[np.int64], count: int) -> list[int]:
     """At most `count` of the indices, at even distances."""
     count = min(count, len(indices))
-    return indices[np.arange(count) * len(indices) // max(count, 1)]
+    return list(map(int, indices[np.arange(count) * len(indices) // max(count, 1)]))
 
 
 def _draw_title(pen: ImageDraw.ImageDraw, dataset: DataSet, split: str, *, shown: int) -> None:
@@ -323,8 +316,7 @@ def _draw_title(pen: ImageDraw.ImageDraw, dataset: DataSet, split: str, *, shown
 
 def _draw_label(pen: ImageDraw.ImageDraw, name: str, count: int, *, top: int) -> None:
     """Write a class's name on one line, or two, and its number of images below."""
-    name = _printable(name)
-    lines = _lines(name, font=_font(17, name), width=_LABELS - 16)
+    lines = _lines(_printable(name), width=_LABELS - 16)
     place = top + _SIDE // 2 - 11 * len(lines) - 8
     for line in lines:
         _write(pen, line, place=(_MARGIN, place), size=17)
@@ -341,10 +333,8 @@ def _draw_thumbnail(
     try:
         picture = decode(read_image(source, index), fit=(_SIDE, _SIDE))
     except DataError:
-        third = _SIDE // 3
-        box = (left + third, top + third, left + _SIDE - third, top + _SIDE - third)
-        pen.line(box, fill=_RED, width=3)
-        pen.line((box[0], box[3], box[2], box[1]), fill=_RED, width=3)
+        pen.line((left + 38, top + 38, left + 74, top + 74), fill=_RED, width=3)
+        pen.line((left + 38, top + 74, left + 74, top + 38), fill=_RED, width=3)
         return
     assert isinstance(picture, Image.Image)
     # Single pixels of a tiny image are what there is to see of it.
@@ -393,9 +383,9 @@ def _covers(font: _Font, text: str) -> bool:
     return all(bytes(font.getmask(letter)) != box for letter in set(text) - {" "})
 
 
-def _lines(text: str, *, font: _Font, width: int) -> list[str]:
+def _lines(text: str, *, width: int) -> list[str]:
     """The text on one line, or broken once between words."""
-    first, rest = "", text.split(" ")
+    font, first, rest = _font(17, text), "", text.split(" ")
     while rest and font.getlength(f"{first} {rest[0]}".strip()) <= width:
         first = f"{first} {rest.pop(0)}".strip()
     lines = [line for line in (first, " ".join(rest)) if line]

@@ -116,8 +116,7 @@ class Preprocessing:
         check_channels(picture, channels=self.channels)
         if self.antialias:
             return planes(self.framed(picture))
-        size = pair(self.image_size)
-        left, top, right, bottom = _centre(self.resized, size)
+        left, top, right, bottom = _centre(self.resized, pair(self.image_size))
         return sampled(planes(picture), self.resized)[:, top:bottom, left:right].copy()
 
     def framed(self, picture: Picture) -> Picture:
@@ -317,8 +316,7 @@ def sampled(pixels: NDArray[np.uint8], size: tuple[int, int]) -> NDArray[np.floa
     [[[5.0, 25.0]]]
     """
     batch = torch.from_numpy(pixels.astype(np.float32))[None]
-    found: NDArray[np.float32] = interpolate(batch, size, mode="bilinear", align_corners=False)[0].numpy()
-    return found
+    return interpolate(batch, size, mode="bilinear", align_corners=False)[0].numpy()
 
 
 def check_channels(picture: Picture, *, channels: int) -> None:

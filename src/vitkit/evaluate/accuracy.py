@@ -99,7 +99,8 @@ def answers(
         raise DataError("there is nothing to judge by: the images have no labels", hint="name a labelled data set")
     model.eval()
     logits = []
-    for batch in evaluation_batches(source, preprocessing=preprocessing, batch_size=batch_size, workers=workers):
-        logits.append(logits_of(model, batch, preprocessing=preprocessing, device=device).cpu())
-        progress(len(batch.labels))
+    with evaluation_batches(source, preprocessing=preprocessing, batch_size=batch_size, workers=workers) as batches:
+        for batch in batches:
+            logits.append(logits_of(model, batch, preprocessing=preprocessing, device=device).cpu())
+            progress(len(batch.labels))
     return Answers(torch.cat(logits), torch.from_numpy(source.labels))

@@ -18,7 +18,7 @@ from PIL import Image
 from vitkit.evaluate.judgement import ClassJudgement, Judgement
 from vitkit.evaluate.plots import Panel, bar, escape, heatmap, line_chart, name_tag, reliability, visible
 
-__all__ = ["ComparisonRow", "DataDescription", "RunReport", "ShownMistake", "render", "thumbnail"]
+__all__ = ["ComparisonRow", "DataDescription", "Panel", "RunReport", "ShownMistake", "render", "thumbnail"]
 
 _DRAWN_CLASSES = 30  # of a confusion matrix: more cannot be read
 _PAIRS = 12
@@ -98,10 +98,7 @@ def thumbnail(image: Image.Image, *, side: int = 160) -> bytes:
     # Made anew from its pixels: a copy would carry the photo's EXIF, and with it where it was taken.
     clean = Image.frombytes(small.mode, small.size, small.tobytes())
     content = io.BytesIO()
-    if max(small.size) <= 64:
-        clean.save(content, format="PNG")
-    else:
-        clean.save(content, format="JPEG", quality=82)
+    clean.save(content, format="PNG" if max(small.size) <= 64 else "JPEG", quality=82)
     return content.getvalue()
 
 
@@ -209,8 +206,8 @@ def _notices(report: RunReport, judged: tuple[str, Judgement] | None) -> str:
     if judged is None:
         notices.append("There were no images to validate or test on: accuracy was not measured.")
     if report.bad_files:
-        word = "file" if report.bad_files == 1 else "files"
-        notices.append(f"{report.bad_files:,} {word} could not be read and took no part; bad_files.csv says why.")
+        count = "1 file" if report.bad_files == 1 else f"{report.bad_files:,} files"
+        notices.append(f"{count} could not be read and took no part; bad_files.csv says why.")
     notices += [escape(note, limit=600) for note in report.notes]
     return "".join(f'<div class="notice">{notice}</div>' for notice in notices)
 
@@ -238,13 +235,14 @@ def _comparison(rows: tuple[ComparisonRow, ...]) -> str:
 
 
 def _judged_sections(report: RunReport, split: str, judgement: Judgement) -> list[tuple[str, str, str]]:
-    sections = [("confusion", "Confusion", _confusion(judgement, split=split))]
-    sections.append(("calibration", "Calibration", _calibration(judgement)))
-    sections.append(("classes", "Classes", _per_class(judgement.per_class)))
-    sections.append(("mistakes", "Mistakes", _mistakes(report.mistakes, judgement)))
-    if len(report.judgements) > 1:
-        sections.insert(0, ("splits", "Splits", _splits(report.judgements)))
-    return sections
+    splits = [("splits", "Splits", _splits(report.judgements))] if len(report.judgements) > 1 else []
+    return [
+        *splits,
+        ("confusion", "Confusion", _confusion(judgement, split=split)),
+        ("calibration", "Calibration", _calibration(judgement)),
+        ("classes", "Classes", _per_class(judgement.per_class)),
+        ("mistakes", "Mistakes", _mistakes(report.mistakes, judgement)),
+    ]
 
 
 def _splits(judgements: Mapping[str, Judgement]) -> str:
@@ -320,7 +318,7 @@ def _calibration(judgement: Judgement) -> str:
 def _per_class(classes: list[ClassJudgement]) -> str:
     order = sorted(classes, key=lambda one: 2.0 if one.recall is None else one.recall)
     lines = "".join(
-        f"<tr><td>{name_tag(one.name)}</td>{_number_cell(one.count, text=f'{one.count:,}')}"
+        f'<tr><td>{name_tag(one.name)}</td><td class="n" data-value="{one.count}">{one.count:,}</td>'
         f'{_share_cell(one.recall)}<td class="barred wide">{bar(one.recall or 0.0)}</td>'
         f"{_share_cell(one.precision)}{_share_cell(one.f1)}</tr>"
         for one in order
@@ -335,12 +333,8 @@ def _per_class(classes: list[ClassJudgement]) -> str:
     return f'<p class="about">{about}</p><div class="scroll{tall}">{table}</div>'
 
 
-def _number_cell(value: int | float, *, text: str) -> str:
-    return f'<td class="n" data-value="{value}">{text}</td>'
-
-
 def _share_cell(share: float | None) -> str:
-    return _number_cell(-1 if share is None else round(share, 6), text=_percent(share))
+    return f'<td class="n" data-value="{-1 if share is None else round(share, 6)}">{_percent(share)}</td>'
 
 
 def _mistakes(mistakes: tuple[ShownMistake, ...], judgement: Judgement) -> str:
@@ -348,14 +342,18 @@ def _mistakes(mistakes: tuple[ShownMistake, ...], judgement: Judgement) -> str:
     if wrong == 0:
         return '<p class="about">None: every image was named rightly.</p>'
     about = f'<p class="about">{wrong:,} of {judgement.count:,} images were named wrongly; these are the surest.</p>'
-    items = "".join(
-        f"<li>{_picture(mistake)}"
-        f'<p class="said not"><span class="share">{_percent(mistake.probability)}</span>{name_tag(mistake.predicted)}</p>'
-        f'<p class="said"><span class="share">{_percent(mistake.label_probability)}</span>is {name_tag(mistake.label)}</p>'
-        f'<div class="file">{name_tag(mistake.file)}</div></li>'
-        for mistake in mistakes
-    )
+    items = "".join(f"<li>{_mistake(mistake)}</li>" for mistake in mistakes)
     return f'{about}<ul class="gallery">{items}</ul>' if items else about
+
+
+def _mistake(mistake: ShownMistake) -> str:
+    said, true = _percent(mistake.probability), _percent(mistake.label_probability)
+    return (
+        f"{_picture(mistake)}"
+        f'<p class="said not"><span class="share">{said}</span>{name_tag(mistake.predicted)}</p>'
+        f'<p class="said"><span class="share">{true}</span>is {name_tag(mistake.label)}</p>'
+        f'<div class="file">{name_tag(mistake.file)}</div>'
+    )
 
 
 def _picture(mistake: ShownMistake) -> str:

@@ -46,7 +46,7 @@ class Series:
 
 @dataclass(frozen=True, kw_only=True)
 class Panel:
-    """One chart of lines. `percent` writes shares as per cent, `smooth` adds a running mean to each line of many points.
+    """One chart of lines. `percent` writes shares as per cent, `smooth` adds a running mean to lines of many points.
 
     A log scale leaves out what is not positive.
     """
@@ -217,8 +217,8 @@ def _seen(series: Series) -> list[int]:
 
 
 def _picked(series: Series, indices: Sequence[int]) -> Series:
-    steps, values = (tuple(of[index] for index in indices) for of in (series.steps, series.values))
-    return Series(name=series.name, steps=steps, values=values)
+    steps = tuple(series.steps[index] for index in indices)
+    return Series(name=series.name, steps=steps, values=tuple(series.values[index] for index in indices))
 
 
 def _trend(series: Series) -> Series:
@@ -291,7 +291,7 @@ def _strips(shown: Sequence[Series], *, frame: _Frame, percent: bool) -> str:
     for step in picked:
         lines = [f"step {step:,}"]
         for one in shown:
-            nearest = min(range(len(one.steps)), key=lambda index, one=one, step=step: abs(one.steps[index] - step))
+            nearest = int(np.abs(np.asarray(one.steps) - step).argmin())
             if abs(frame.across(one.steps[nearest]) - frame.across(step)) <= width:
                 lines.append(f"{visible(one.name)}: {_number(one.values[nearest], percent=percent)}")
         x = min(max(frame.across(step) - width / 2, frame.left), frame.left + frame.width - width)

@@ -146,7 +146,7 @@ def series(records: list[Record], lines: Mapping[str, str]) -> tuple[Series, ...
         points = [(record["step"], record[key]) for record in records if key in record]
         if points:
             steps, values = zip(*points, strict=True)
-            found.append(Series(name, steps, values))
+            found.append(Series(name=name, steps=steps, values=values))
     return tuple(found)
 
 

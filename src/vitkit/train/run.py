@@ -63,7 +63,7 @@ def run(config: RunConfig, out: Path | str, *, watcher: Watcher | None = None, s
             return Result(folder, summary, was_finished=True)
 
         workers = worker_count(config, ranks)
-        check_augment(config.augment, config.data.channels)
+        check_augment(config.augment, channels=config.data.channels)
         pretrained = native.load(config.model.weights) if config.model.weights else None
         try:
             images = find_images(config.data, folder=folder, ranks=ranks, workers=workers, watcher=watcher, stop=stop)
@@ -83,7 +83,7 @@ def run(config: RunConfig, out: Path | str, *, watcher: Watcher | None = None, s
         step = trainer.state.progress.step
         loop = Loop(
             trainer=trainer,
-            batches=stream(trainer, images.train, workers=workers),
+            batches=closing.enter_context(stream(trainer, images.train, workers=workers)),
             rhythm=when,
             checkpoints=checkpoints,
             stop=stop,
@@ -163,9 +163,7 @@ def evaluation(trainer: Trainer, source: Source, *, watcher: Watcher, workers: i
             workers=workers,
         )
         trainer.model.eval()
-        if state.average:
-            state.average.swap(state.parameters)
-        try:
+        with batches, state.averaged():
             sums = tally(
                 trainer.model,
                 batches,
@@ -175,9 +173,6 @@ def evaluation(trainer: Trainer, source: Source, *, watcher: Watcher, workers: i
                 autocast=torch.bfloat16 if config.parallel.precision == "bf16" else None,
                 stop=stop,
             )
-        finally:
-            if state.average:
-                state.average.swap(state.parameters)
         loss, first, five, count = ranks.total([sums.loss, sums.first, sums.five, sums.count])
         return {"val_loss": loss / count, "val_top1": first / count, "val_top5": five / count}
 

@@ -7,7 +7,8 @@ tensors whatever the number of ranks, so a run saved on two goes on with one, or
 
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -55,6 +56,18 @@ class State:
         if self.average:
             named |= {f"average.{name}": value for name, value in self.average.values.items()}
         return {name: whole(tensor).contiguous() for name, tensor in named.items()}
+
+    @contextmanager
+    def averaged(self) -> Iterator[None]:
+        """Let the parameters be their average, where there is one, for as long as the context lasts."""
+        if self.average is None:
+            yield
+            return
+        self.average.swap(self.parameters)
+        try:
+            yield
+        finally:
+            self.average.swap(self.parameters)
 
     @torch.no_grad()
     def restore(self, tensors: Mapping[str, Tensor], progress: Progress) -> None:

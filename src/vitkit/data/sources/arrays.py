@@ -80,8 +80,7 @@ def open_idx(place: Path) -> DataSet:
 def read_idx(path: Path) -> NDArray[np.uint8]:
     """The array in an IDX file of bytes, plain or in gzip."""
     try:
-        opened = gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb")
-        with opened as file:
+        with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as file:
             magic = file.read(4)
             if len(magic) < 4 or magic[:3] != b"\0\0\x08" or magic[3] not in (1, 3, 4):
                 raise DataError(
@@ -100,7 +99,7 @@ def read_idx(path: Path) -> NDArray[np.uint8]:
             got=f"more than {count}" if rest else len(content),
             hint="fetch it again",
         )
-    return np.frombuffer(content, dtype=np.uint8).reshape(shape)
+    return np.frombuffer(bytearray(content), dtype=np.uint8).reshape(shape)  # a bytearray can be written to
 
 
 def has_npz(place: Path) -> bool:
@@ -128,7 +127,10 @@ def open_npz(place: Path) -> DataSet:
         )
     images, labels = {}, {}
     try:
-        with np.load(files[0], allow_pickle=False) as arrays:
+        if not zipfile.is_zipfile(files[0]):
+            raise zipfile.BadZipFile("it is not a zip archive of arrays")
+        # opened here, because np.load leaves the file open where the archive is damaged
+        with files[0].open("rb") as file, np.load(file, allow_pickle=False) as arrays:
             pairs = npz_pairs(list(arrays.files), where=str(files[0]))
             for split, (image, label) in pairs.items():
                 images[split] = image_array(arrays[image], where=f"{files[0]}: {image}")

@@ -11,7 +11,7 @@ from vitkit.core.errors import DataError
 from vitkit.data.source import UNLABELLED, Content, DataSet, Source
 
 IMAGE_SUFFIXES = frozenset(
-    ".jpg .jpeg .jpe .jfif .png .webp .bmp .gif .tif .tiff .ppm .pgm .pbm .pnm".split()  # in any case
+    (".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm", ".pbm", ".pnm")
 )
 SPLITS = {
     "train": "train", "training": "train",
@@ -175,6 +175,8 @@ class SliceSource(NamedSource):
 
 class ArraySource(NamedSource):
     """Images of one size in memory: N × H × W or N × H × W × C."""
+
+    is_sound = True
 
     def __init__(
         self,

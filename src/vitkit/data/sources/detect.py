@@ -56,7 +56,7 @@ def open_data(place: Path | str, *, kind: str | None = None, fractals: FractalCo
 
     >>> data = open_data("digits")
     >>> data.kind, len(data.classes), len(data.splits["train"])
-    ('digits, embedded', 10, 1437)
+    ('digits, embedded', 10, 1438)
     >>> open_data("digits", kind="folder")
     Traceback (most recent call last):
     vitkit.core.errors.UnknownNameError: no kind of data is called folder

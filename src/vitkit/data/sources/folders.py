@@ -31,7 +31,7 @@ def class_folders_of(name: str) -> list[str]:
 def open_folders(place: Path) -> DataSet:
     """Class folders, alone or within train, val and test folders. A class holds its images at any depth.
 
-    Images that lie beside the class folders, and a test folder without classes, are left out; `ignored` has their names.
+    Images beside the class folders, and a test folder without classes, are left out; `ignored` has their names.
     """
     images, ignored = images_below(place)
     if not any(map(class_folders_of, images)):
@@ -88,7 +88,8 @@ def images_below(place: Path) -> tuple[list[str], list[str]]:
     """The names of the images below a folder, and those of the other files, both in order."""
     if not place.is_dir():
         raise DataError(f"{place} is not a folder")
-    images, others = [], []
+    images: list[str] = []
+    others: list[str] = []
     for name in walk(place):
         (images if is_image(name) else others).append(name)
     if not images:

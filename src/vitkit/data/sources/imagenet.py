@@ -105,7 +105,7 @@ def file_source(home: Path, names: list[str]) -> FileSource:
 def from_train_tar(archive: Path) -> tuple[Source, list[str]]:
     """The training images: a tar with a tar in it for each synset."""
     slices, names, synsets = [], [], []
-    for inner, member in nested_members(archive):
+    for inner, member in sorted(nested_members(archive)):  # by name, as in folders: both give the same run
         synset = inner.rpartition("/")[2].removesuffix(".tar")
         if not SYNSET.fullmatch(synset):
             raise DataError(f"{archive} has {inner} in it", expected="n01440764.tar and the like")

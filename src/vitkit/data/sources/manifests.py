@@ -1,4 +1,4 @@
-"""A CSV or JSONL list of file names and labels goes in, a data set comes out, of files at or below the list's folder."""
+"""A CSV or JSONL list of file names and labels goes in, a data set comes out, of files below the list's folder."""
 
 import csv
 import json

@@ -22,7 +22,7 @@ def has_pets(place: Path) -> bool:
 
 
 def open_pets(place: Path) -> DataSet:
-    """Oxford-IIIT Pets: images/, and annotations/trainval.txt and test.txt. A class is a breed, in the order of CLASS-ID."""
+    """Oxford-IIIT Pets: images/, annotations/trainval.txt and test.txt. A class is a breed, ordered by CLASS-ID."""
     rows = {
         split: read_pets_list(place / "annotations" / name)
         for split, name in PETS_LISTS.items()
@@ -79,7 +79,7 @@ def open_flowers(place: Path) -> DataSet:
     The publisher's files number the classes from 1; classes.txt beside them, one name a line, gives them names.
     """
     labels = matlab_row(place / "imagelabels.mat", "labels")
-    if len(labels) and not (1 <= labels.min() and labels.max() <= 100_000):
+    if len(labels) and not (labels.min() >= 1 and labels.max() <= 100_000):
         raise DataError(f"{place}/imagelabels.mat has a label out of range", expected="1…102", got=int(labels.min()))
     count = int(labels.max(initial=0))
     classes = class_names_beside(place) or tuple(str(number) for number in range(1, count + 1))

@@ -1,7 +1,8 @@
 """A pickle of plain values and byte arrays goes in, the values come out; nothing in it is ever called or imported.
 
-CIFAR's python version is a pickle, and to unpickle a file is to run it. This reads the opcodes as data instead. It knows
-numbers, texts, lists, tuples, dicts and NumPy's uint8 arrays, by the names under which NumPy writes them, and refuses any other.
+CIFAR's python version is a pickle, and to unpickle a file is to run it. This reads the opcodes as data instead. It
+knows numbers, texts, lists, tuples, dicts and NumPy's uint8 arrays, by the names under which NumPy writes them, and
+refuses any other.
 """
 
 import math
@@ -64,8 +65,11 @@ def read_pickle(content: bytes, *, where: str) -> object:
 
 
 PUSHES = frozenset(
-    "INT BININT BININT1 BININT2 LONG LONG1 LONG4 FLOAT BINFLOAT UNICODE SHORT_BINUNICODE BINUNICODE BINUNICODE8 "
-    "BINBYTES SHORT_BINBYTES BINBYTES8 BYTEARRAY8".split()
+    (
+        *("INT", "BININT", "BININT1", "BININT2", "LONG", "LONG1", "LONG4", "FLOAT", "BINFLOAT"),
+        *("UNICODE", "SHORT_BINUNICODE", "BINUNICODE", "BINUNICODE8"),
+        *("BINBYTES", "SHORT_BINBYTES", "BINBYTES8", "BYTEARRAY8"),
+    )
 )
 BYTE_TEXTS = frozenset({"STRING", "BINSTRING", "SHORT_BINSTRING"})
 CONSTANTS: dict[str, Callable[[], object]] = {
@@ -97,11 +101,11 @@ class Reader:
             elif name in CONSTANTS:
                 self.stack.append(CONSTANTS[name]())
             elif name in ("PUT", "BINPUT", "LONG_BINPUT"):
-                self.memory[int(argument)] = self.stack[-1]
+                self.memory[int(argument or 0)] = self.stack[-1]
             elif name == "MEMOIZE":
                 self.memory[len(self.memory)] = self.stack[-1]
             elif name in ("GET", "BINGET", "LONG_BINGET"):
-                self.stack.append(self.memory[int(argument)])
+                self.stack.append(self.memory[int(argument or 0)])
             elif name == "STOP":
                 return self.stack.pop()
             elif name not in ("PROTO", "FRAME"):

@@ -23,32 +23,33 @@ class Member(NamedTuple):
 def members(archive: Path) -> Iterator[Member]:
     """The regular files of an uncompressed tar, in stored order. Only the headers are read."""
     with archive.open("rb") as file:
-        yield from members_of(file, name=str(archive))
+        yield from members_between(file, 0, archive.stat().st_size, name=str(archive))
 
 
-def members_of(file: IO[bytes], *, name: str, offset: int = 0) -> Iterator[Member]:
-    """The regular files of an open tar that starts at `offset` of another."""
-    end = file.seek(0, 2)
-    file.seek(0)
+def nested_members(archive: Path) -> Iterator[tuple[str, Member]]:
+    """The files in the tars of a tar, each with the name of its inner tar; offsets count from the outer start."""
+    outer = list(members(archive))
+    with archive.open("rb") as file:
+        for inner in outer:
+            end = inner.offset + inner.size
+            for member in members_between(file, inner.offset, end, name=f"{archive}/{inner.name}"):
+                yield inner.name, member
+
+
+def members_between(file: IO[bytes], start: int, end: int, *, name: str) -> Iterator[Member]:
+    """The regular files of the tar between two offsets of an open file."""
+    file.seek(start)
     try:
         with tarfile.open(fileobj=file, mode="r:") as tar:
-            while (member := tar.next()) is not None:
+            while (member := tar.next()) is not None and member.offset < end:
                 tar.members = []  # type: ignore[attr-defined]  # else it keeps a million of them
                 if not member.isreg() or any(map(is_hidden, member.name.removeprefix("./").split("/"))):
                     continue
                 if member.issparse() or member.offset_data + member.size > end:
                     raise DataError(f"{name} is damaged at {member.name}", hint="fetch it again")
-                yield Member(member.name.removeprefix("./"), offset + member.offset_data, member.size)
+                yield Member(member.name.removeprefix("./"), member.offset_data, member.size)
     except (tarfile.TarError, EOFError, UnicodeError, ValueError) as error:
         raise DataError(f"{name} is not a whole tar archive: {error}", hint="fetch it again") from error
-
-
-def nested_members(archive: Path) -> Iterator[tuple[str, Member]]:
-    """The files in the tars of a tar, each with the name of its inner tar; offsets count from the outer start."""
-    with archive.open("rb") as file:
-        for inner in list(members_of(file, name=str(archive))):
-            for member in members_of(Window(file, inner), name=f"{archive}/{inner.name}", offset=inner.offset):
-                yield inner.name, member
 
 
 def read_text(file: IO[bytes], member: Member, *, where: str) -> str:
@@ -60,27 +61,3 @@ def read_text(file: IO[bytes], member: Member, *, where: str) -> str:
         return file.read(member.size).decode()
     except UnicodeDecodeError as error:
         raise DataError(f"{where}: {member.name} is not UTF-8") from error
-
-
-class Window(IO[bytes]):
-    """A part of an open file as a file of its own."""
-
-    def __init__(self, file: IO[bytes], member: Member) -> None:
-        self.file, self.start, self.size, self.position = file, member.offset, member.size, 0
-
-    def seek(self, offset: int, whence: int = 0, /) -> int:
-        """Move to a position from the start, or from the end."""
-        self.position = offset + (self.size if whence == 2 else self.position if whence == 1 else 0)
-        return self.position
-
-    def tell(self) -> int:
-        """The position."""
-        return self.position
-
-    def read(self, size: int = -1, /) -> bytes:
-        """The next bytes of the part."""
-        left = max(self.size - self.position, 0)
-        self.file.seek(self.start + self.position)
-        content = self.file.read(left if size < 0 else min(size, left))
-        self.position += len(content)
-        return content

@@ -8,6 +8,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import safetensors
 import safetensors.torch
@@ -73,14 +74,14 @@ def load(folder: Path | str) -> Artefact:
     check_checksums(folder, FILES)
     description = read_json(folder / CONFIG)
     try:
-        kind, name, fields = description["kind"], description["name"], description["model"]
-        config = from_mapping(KINDS[kind], fields, where=f"{folder / CONFIG}: model.")
-        labels = tuple(str(label) for label in read_json(folder / LABELS))
+        kind, name, fields = str(description["kind"]), str(description["name"]), description["model"]
+        config: ModelConfig = from_mapping(KINDS[kind], fields, where=f"{folder / CONFIG}: model.")
+        labels = tuple(map(str, read_json(folder / LABELS)))
         preprocessing = Preprocessing.from_hub(read_json(folder / PREPROCESSING))
     except (KeyError, TypeError, AttributeError) as error:
         raise WeightsError(f"{folder / CONFIG}: not the description of a vitkit model: {error}") from error
     return Artefact(
-        name=str(name),
+        name=name,
         config=config,
         state=read_tensors(folder / WEIGHTS),
         preprocessing=preprocessing,
@@ -101,7 +102,7 @@ def write_json(path: Path, value: object) -> None:
     write_text(path, json.dumps(value, indent=2, ensure_ascii=True, allow_nan=False) + "\n")
 
 
-def read_json(path: Path) -> dict[str, object]:
+def read_json(path: Path) -> Any:
     """What a file of JSON holds."""
     try:
         return json.loads(path.read_bytes())

@@ -1,6 +1,6 @@
 """SIGTERM or Ctrl-C goes in, a flag that work looks at between steps comes out, so that it can save and leave.
 
-A second Ctrl-C does not wait: it is a KeyboardInterrupt. A forked worker that inherits the handler only sets its own copy.
+A second Ctrl-C does not wait: it is a KeyboardInterrupt. A forked worker that inherits the handler sets its own copy.
 """
 
 import signal

@@ -23,7 +23,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 from vitkit.core.errors import ConfigError, DataError
 from vitkit.core.shapes import Int, Tensor, pair
 from vitkit.data.augment import AugmentConfig, train_pixels
-from vitkit.data.decode import Gate, decode
+from vitkit.data.decode import DEFAULT_GATE, Gate, decode
 from vitkit.data.source import Source
 from vitkit.data.transforms import Preprocessing
 
@@ -257,7 +257,7 @@ def training_batches(
     share: Share,
     preprocessing: Preprocessing,
     augment: AugmentConfig,
-    gate: Gate = Gate(),
+    gate: Gate = DEFAULT_GATE,
     workers: int = 0,
     pin_memory: bool = False,
 ) -> Batches:
@@ -274,7 +274,7 @@ def evaluation_batches(
     batch_size: int,
     rank: int = 0,
     ranks: int = 1,
-    gate: Gate = Gate(),
+    gate: Gate = DEFAULT_GATE,
     workers: int = 0,
 ) -> Batches:
     """Every image once, in order: the batches of this rank."""

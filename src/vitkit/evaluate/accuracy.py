@@ -15,6 +15,8 @@ from vitkit.data.loader import Batch, Batches, evaluation_batches
 from vitkit.data.source import Source
 from vitkit.data.transforms import Preprocessing
 
+CPU = torch.device("cpu")
+
 
 @dataclass
 class Tally:
@@ -91,7 +93,7 @@ def answers(
     preprocessing: Preprocessing,
     batch_size: int = 64,
     workers: int = 0,
-    device: torch.device = torch.device("cpu"),
+    device: torch.device = CPU,
     progress: Callable[[int], None] = lambda images: None,
 ) -> Answers:
     """The model's logits for every image of a source, in its order."""

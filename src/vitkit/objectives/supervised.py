@@ -20,9 +20,9 @@ class Outcome(NamedTuple):
 class Objective(Protocol):
     """What a run descends. This alone tells supervised, masked and distilled runs apart."""
 
-    def __call__(
-        self, model: nn.Module, images: Float[Tensor, "B C H W"], targets: Float[Tensor, "B Y"]
-    ) -> Outcome: ...
+    def __call__(self, model: nn.Module, images: Float[Tensor, "B C H W"], targets: Float[Tensor, "B Y"]) -> Outcome:
+        """The loss of one batch."""
+        ...
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,6 +11,7 @@ from vitkit.core.errors import ConfigError
 from vitkit.core.shapes import Size
 from vitkit.data.loader import Share
 from vitkit.data.transforms import Preprocessing, preprocessing
+from vitkit.model.vit import ViT
 from vitkit.objectives.supervised import Supervised
 from vitkit.train.config import RunConfig
 from vitkit.train.optim import Average, choose_what_learns, merge_low_rank, optimizer, trainable
@@ -81,7 +82,7 @@ def make_trainer(
         )
     called = spread(model, config.parallel, ranks)
     learning = trainable(model)
-    depth = len(getattr(model, "blocks", None) or getattr(model, "stages", ()))
+    depth = len(model.blocks if isinstance(model, ViT) else model.stages)
     state = State(
         parameters=dict(model.named_parameters()),
         optimizer=optimizer(learning, config.optimizer, depth=depth),

@@ -115,7 +115,7 @@ class LowRank(nn.Module):
 
 def add_low_rank(model: nn.Module, *, rank: int, generator: torch.Generator) -> None:
     """Let the queries and values of every block learn by an addition of low rank."""
-    layers = [module.qkv for module in model.modules() if isinstance(getattr(module, "qkv", None), nn.Linear)]
+    layers = [layer for name, layer in model.named_modules() if name.endswith(".qkv") and isinstance(layer, nn.Linear)]
     if not layers:
         raise ConfigError("LoRA needs attention, which this model has not", hint="use optimizer.tune=full or head")
     for layer in layers:

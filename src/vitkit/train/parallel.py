@@ -14,7 +14,7 @@ from typing import TypeVar
 
 import torch
 from torch import distributed, nn
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
@@ -134,7 +134,7 @@ def last_of_several(model: nn.Module, *, last: bool) -> Iterator[None]:
         with nullcontext() if last else model.no_sync():
             yield
         return
-    if hasattr(model, "set_requires_gradient_sync"):
+    if isinstance(model, FSDPModule):
         model.set_requires_gradient_sync(last)
     yield
 

@@ -48,7 +48,7 @@ class State:
 
     def tensors(self) -> dict[str, Tensor]:
         """Everything that is a tensor, in full and on the CPU; every rank must ask."""
-        named = {f"model.{name}": parameter for name, parameter in self.parameters.items()}
+        named: dict[str, Tensor] = {f"model.{name}": parameter for name, parameter in self.parameters.items()}
         for name, parameter in self.parameters.items():
             for key, value in self.optimizer.state.get(parameter, {}).items():
                 if isinstance(value, Tensor):

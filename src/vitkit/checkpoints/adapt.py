@@ -34,10 +34,12 @@ def adapt(
     old: ModelConfig,
     new: ModelConfig,
     new_head: bool = False,
-    origin: Origin = "google",
+    origin: Origin | None = None,
     generator: torch.Generator | None = None,
 ) -> Adapted:
     """Weights for the model `new`, made of those of the model `old`; what cannot be made to fit is an error.
+
+    `origin` names the kernel that resamples positions; None is the one that the old model names.
 
     >>> from vitkit.zoo.lookup import configure
     >>> old, new = (configure("Ti/16", image_size=side, classes=side) for side in (32, 48))
@@ -74,8 +76,11 @@ def adapt(
     return Adapted(adapted, tuple(changes))
 
 
-def _moved(name: str, table: Tensor, wanted: Tensor, *, old: ViTConfig, new: ViTConfig, origin: Origin) -> Tensor:
+def _moved(
+    name: str, table: Tensor, wanted: Tensor, *, old: ViTConfig, new: ViTConfig, origin: Origin | None
+) -> Tensor:
     """One position table on the new grid."""
+    origin = origin or old.positions.origin
     if old.positions.kind == "sincos_2d":
         return wanted  # a formula, evaluated on the new grid
     if axis := re.search(r"\.(x|y)$", name):

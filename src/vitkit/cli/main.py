@@ -30,6 +30,11 @@ class Entry(NamedTuple):
 
 COMMANDS = {
     "demo": Entry("Start here", "vitkit.cli.demo:command", "A first tour: an image through a model, step by step."),
+    "train": Entry("Your images", "vitkit.cli.train:command", "Train a model on a folder of images, or by a recipe."),
+    "finetune": Entry("Your images", "vitkit.cli.finetune:command", "Teach a trained model other classes."),
+    "eval": Entry("Your images", "vitkit.cli.eval:command", "How good a trained model is, class by class."),
+    "data": Entry("Your images", "vitkit.cli.data:command", "Look at a data set before you train on it."),
+    "recipes": Entry("Your images", "vitkit.cli.recipes:command", "List the recipes, or show one as TOML."),
     "models": Entry("Models", "vitkit.cli.models:command", "List the models and their sizes."),
     "cost": Entry("Models", "vitkit.cli.cost:command", "What a model costs to run and to train."),
     "doctor": Entry("This machine", "vitkit.cli.doctor:command", "What this machine has, lacks and is best at."),

@@ -6,6 +6,7 @@ processes, of ranks, or of earlier batches. So a run resumes from three integers
     order(seed, epoch) → the global batch at a position → this rank's slice → pixels, each by its own random numbers
 """
 
+import atexit
 import math
 import os
 import signal
@@ -222,7 +223,9 @@ class Batches(Iterator[Batch]):
         )
         self._batches: Iterator[Batch | Failure] = iter(loader)
         # Workers ignore the signal by which Python would end them, so they must be told to leave, whatever happens.
-        self._leave = weakref.finalize(self, getattr(self._batches, "_shutdown_workers", _nothing))
+        self._leave = weakref.finalize(self, _let_go, self._batches)
+        # Registered last it runs first: later, Python waits for the workers, and torch no longer tells them anything.
+        atexit.register(self._leave)
 
     def __next__(self) -> Batch:
         start = time.perf_counter()
@@ -238,6 +241,7 @@ class Batches(Iterator[Batch]):
     def close(self) -> None:
         """Let the worker processes go; a second time does nothing."""
         self._leave()
+        atexit.unregister(self._leave)
 
     def __enter__(self) -> "Batches":
         return self
@@ -246,8 +250,16 @@ class Batches(Iterator[Batch]):
         self.close()
 
 
-def _nothing() -> None:
-    """What closing does where there are no worker processes."""
+def _let_go(batches: object) -> None:
+    """Tell the worker processes to leave, and end one that does not: Python would wait for it at its own end."""
+    shut_down = getattr(batches, "_shutdown_workers", None)
+    if shut_down is None:  # there are none
+        return
+    shut_down()
+    for worker in getattr(batches, "_workers", ()):
+        if worker.is_alive():
+            worker.kill()
+            worker.join()
 
 
 def training_batches(

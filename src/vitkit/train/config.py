@@ -128,7 +128,7 @@ class OptimizerConfig:
 class ParallelConfig:
     """The machine: nothing here changes what is learned beyond rounding.
 
-    `mode` auto is DDP under torchrun and one process elsewhere. `timeout` is how many seconds ranks wait for each other.
+    `mode` auto is DDP under torchrun and one process elsewhere. `timeout` is how long ranks wait, in seconds.
     """
 
     mode: Literal["auto", "ddp", "fsdp2"] = "auto"
@@ -145,6 +145,7 @@ class KeepConfig:
     """What is written, and how often, in steps; None for `evaluate_every` is once an epoch, and at most 20 times a run.
 
     A checkpoint is also written when `save_minutes` have passed. The last `last` checkpoints are kept, and the best.
+    `compare_with` names finished runs that the report sets beside this one.
     """
 
     log_every: int = 10
@@ -155,6 +156,7 @@ class KeepConfig:
     best: bool = True
     tensorboard: bool = False
     max_skipped: int = 10
+    compare_with: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         for name in ("log_every", "save_minutes", "last", "max_skipped"):

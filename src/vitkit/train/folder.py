@@ -81,7 +81,9 @@ class RunFolder:
             self._is_the_same_run(config)
             remove_leftovers(self.path)
             return
-        others = sorted(entry.name for entry in self.path.iterdir() if not entry.name.startswith("."))
+        others = sorted(
+            entry.name for entry in self.path.iterdir() if not entry.name.startswith(".") and entry.name != "sweep"
+        )
         if others:
             raise TrainingError(
                 f"{self.path} holds other things: {', '.join(others[:3])}{' …' if len(others) > 3 else ''}",

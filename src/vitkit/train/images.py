@@ -116,24 +116,31 @@ def _same_images(path: Path, images: Images) -> None:
         "kind": images.kind,
         "classes": len(images.classes),
         "images": {name: len(source) for name, source in parts.items() if source is not None},
-        "fingerprint": fingerprint(images.train),
+        "fingerprints": {name: fingerprint(source) for name, source in parts.items() if source is not None},
     }
     if not path.exists():
         write_text(path, json.dumps(now, indent=2) + "\n")
         return
-    before = json.loads(path.read_bytes())
+    try:
+        before = dict(json.loads(path.read_bytes()))
+    except (ValueError, TypeError) as error:
+        raise DataError(f"{path}: damaged", hint="delete the file and run again") from error
     if before != now:
+        counted = {key: before.get(key) != now[key] for key in ("kind", "classes", "images")}
+        changed = next((key for key, differs in counted.items() if differs), None)
         raise DataError(
             "the images are not those that the run began with",
-            expected=f"{before.get('images')}",
-            got=f"{now['images']}",
+            expected=f"{changed} {before.get(changed)}" if changed else "the same names, labels and classes",
+            got=f"{now[changed]}" if changed else "as many, but others",
             hint="put them back as they were, or begin a new run with another --out",
         )
 
 
 def fingerprint(source: Source) -> str:
-    """A checksum of the names and labels, in their order."""
+    """A checksum of the classes, the labels and the names, in their order."""
     digest = hashlib.sha256(np.ascontiguousarray(source.labels).tobytes())
+    for name in source.classes:
+        digest.update(name.encode(errors="surrogateescape") + b"\0")
     for index in range(len(source)):
         digest.update(source.name(index).encode(errors="surrogateescape") + b"\0")
     return digest.hexdigest()

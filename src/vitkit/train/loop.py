@@ -67,11 +67,13 @@ class Loop:
             self.guard(update)
             if update.stop:
                 return self.leave()
+            best = False
             if self.evaluate and rhythm.due(rhythm.evaluate, progress.step):
                 if not self.judge():
                     return self.leave()
+                best = self.is_best()
                 clock.restart()
-            if update.save or rhythm.due(rhythm.save, progress.step):
+            if update.save or best or rhythm.due(rhythm.save, progress.step):
                 self.save()
                 last_save = time.monotonic()
         return True
@@ -123,6 +125,12 @@ class Loop:
         self.watcher.evaluated(step, numbers)
         return True
 
+    def is_best(self) -> bool:
+        """Whether this step is the best so far, and so to be kept; all ranks must ask together."""
+        step = self.trainer.state.progress.step
+        best = self.trainer.config.keep.best and self.best is not None and self.best[1] == step
+        return bool(self.trainer.ranks.agree(int(best)))
+
     def someone_asks_to_stop(self) -> bool:
         """Whether any rank was asked to stop; all ranks must ask together."""
         return bool(self.trainer.ranks.total([bool(self.stop)])[0])
@@ -143,12 +151,12 @@ class Loop:
                 self.checkpoints.save(tensors, state.progress, best=keep_best)
             except (OSError, TrainingError) as error:
                 failure = error
-        failed = bool(ranks.agree(int(failure is not None)))
+        failed, fatal = divmod(ranks.agree(2 * (failure is not None) + isinstance(failure, TrainingError)), 2)
         if not failed:
             self.watcher.saved(state.progress.step)
             return
         message = f"step {state.progress.step} could not be saved: {failure or 'see rank 0'}"
-        if must or isinstance(failure, TrainingError):
+        if must or fatal:
             hint = getattr(failure, "hint", None) or "make room, or mend the disk, and run the same command again"
             raise TrainingError(message, hint=hint)
         self.watcher.warn(f"{message}; the run goes on from the checkpoint before if it is stopped now")

@@ -11,6 +11,7 @@ from vitkit.core.errors import ConfigError
 from vitkit.core.shapes import Size
 from vitkit.data.loader import Share
 from vitkit.data.transforms import Preprocessing, preprocessing
+from vitkit.model.config import ViTConfig
 from vitkit.model.vit import ViT
 from vitkit.objectives.supervised import Supervised
 from vitkit.train.config import RunConfig
@@ -29,6 +30,9 @@ def choose_model(config: RunConfig, *, classes: int, pretrained: Artefact | None
     start = pretrained.config if pretrained else choice.name
     if start is None:
         raise ConfigError("no model is named", hint="set model.name, such as Ti/16, or model.weights")
+    if isinstance(start, ViTConfig) and (choice.new_head or classes != start.classes):
+        # Fine-tuning removes the whole pre-training head: its hidden layer and a sigmoid loss's bias too (section 3.2).
+        start = replace(start, head=replace(start.head, pre_logits=None, bias=0.0))
     return configure(
         start,
         image_size=choice.image_size,

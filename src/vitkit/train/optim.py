@@ -12,6 +12,7 @@ from torch.nn.utils import parametrize
 from vitkit.core.errors import ConfigError
 from vitkit.core.shapes import Float, Tensor
 from vitkit.train.config import OptimizerConfig, ScheduleConfig
+from vitkit.train.parallel import is_sharded
 
 Named = Mapping[str, nn.Parameter]
 
@@ -73,7 +74,9 @@ def optimizer(parameters: Named, config: OptimizerConfig, *, depth: int) -> torc
         raise ConfigError(
             "SGD's weight decay would be coupled to its momentum", hint="set optimizer.weight_decay=0, as in Table 4"
         )
-    return torch.optim.SGD(members, lr=0.0, momentum=config.momentum, fused=True)
+    # torch has no fused SGD for sharded parameters.
+    sharded = any(map(is_sharded, parameters.values()))
+    return torch.optim.SGD(members, lr=0.0, momentum=config.momentum, fused=not sharded)
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
@@ -92,7 +95,7 @@ def choose_what_learns(model: nn.Module, config: OptimizerConfig, *, generator: 
     if config.tune == "full":
         return
     for name, parameter in model.named_parameters():
-        parameter.requires_grad_(name.startswith("head."))
+        parameter.requires_grad_(name.startswith(("head.", "pre_logits.")))
     if config.tune == "lora":
         add_low_rank(model, rank=config.lora_rank, generator=generator)
 

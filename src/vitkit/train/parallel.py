@@ -116,7 +116,8 @@ def spread(model: nn.Module, config: ParallelConfig, ranks: Ranks) -> nn.Module:
     if config.mode == "fsdp2":
         for block in getattr(model, "blocks", []):
             fully_shard(block)
-        fully_shard(model)
+        # By itself the root would stay whole after an evaluation, and miss that its average was swapped out again.
+        fully_shard(model, reshard_after_forward=True)
         return model
     return DistributedDataParallel(model, device_ids=[ranks.device] if ranks.device.type == "cuda" else None)
 
@@ -137,6 +138,11 @@ def last_of_several(model: nn.Module, *, last: bool) -> Iterator[None]:
     if isinstance(model, FSDPModule):
         model.set_requires_gradient_sync(last)
     yield
+
+
+def is_sharded(tensor: Tensor) -> bool:
+    """Whether this rank holds only a part of the tensor."""
+    return isinstance(tensor, DTensor)
 
 
 def whole(tensor: Tensor) -> Tensor:

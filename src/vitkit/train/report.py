@@ -16,8 +16,8 @@ from vitkit.core.files import write_text
 from vitkit.core.runlog import Record
 from vitkit.data.decode import decode
 from vitkit.data.source import Source
-from vitkit.evaluate.accuracy import answers
-from vitkit.evaluate.judgement import Judgement, judge
+from vitkit.evaluate.judgement import Judgement
+from vitkit.evaluate.judging import judge_artefact
 from vitkit.evaluate.page import ComparisonRow, DataDescription, Panel, RunReport, ShownMistake, render, thumbnail
 from vitkit.evaluate.plots import Series
 from vitkit.train.config import RunConfig
@@ -87,15 +87,7 @@ def judged_on(
         watcher.advance(images)
         alive()
 
-    found = answers(
-        artefact.model().to(ranks.device),
-        source,
-        preprocessing=artefact.preprocessing,
-        workers=workers,
-        device=ranks.device,
-        progress=progress,
-    )
-    return judge(found.logits, found.labels, classes=artefact.labels)
+    return judge_artefact(artefact, source, workers=workers, device=ranks.device, progress=progress)
 
 
 def page(
@@ -106,7 +98,6 @@ def page(
     folder: RunFolder,
     judged: tuple[str, Source, Judgement] | None,
     ledger: Ledger,
-    comparison: tuple[ComparisonRow, ...] = (),
 ) -> str:
     """The run's page."""
     parts = {"train": images.train, "val": images.val, "test": images.test}
@@ -125,7 +116,7 @@ def page(
             curves=curves(runlog.read(folder.metrics)),
             judgements={judged[0]: judged[2]} if judged else {},
             mistakes=mistakes(judged[1], judged[2], channels=config.data.channels) if judged else (),
-            comparison=comparison,
+            comparison=comparison(config, folder, judged[2] if judged else None),
             ledger=ledger_rows(ledger),
             speed=(
                 Panel(
@@ -137,6 +128,20 @@ def page(
             next_steps=next_steps(folder),
         )
     )
+
+
+def comparison(config: RunConfig, folder: RunFolder, judgement: Judgement | None) -> tuple[ComparisonRow, ...]:
+    """This run beside those that it is to be compared with."""
+    if not config.keep.compare_with or judgement is None:
+        return ()
+    rows = []
+    for other in map(Path, config.keep.compare_with):
+        result = (RunFolder(other).result() or {}).get("result")
+        if isinstance(result, Mapping):
+            low, high = result["intervals"]["top1"]
+            rows.append(ComparisonRow(label=other.resolve().name, top1=result["top1"], interval=(low, high)))
+    here = folder.path.resolve().name
+    return (*rows, ComparisonRow(label=f"{here} (this run)", top1=judgement.top1, interval=judgement.intervals["top1"]))
 
 
 def series(records: list[Record], lines: Mapping[str, str]) -> tuple[Series, ...]:
@@ -194,11 +199,8 @@ def ledger_rows(ledger: Ledger) -> tuple[tuple[str, str], ...]:
         rows += [
             ("Images a second", f"{ledger.images_per_second:,.0f}"),
             ("Operations a second", f"{ledger.flops_a_second / 1e9:,.0f} GFLOP/s"),
-            (
-                "Utilisation",
-                f"{ledger.utilisation:.0%} of the {ledger.peak_flops_a_second / 1e9:,.0f} GFLOP/s measured for "
-                "float32 matrix products",
-            ),
+            ("Utilisation", f"{ledger.utilisation:.0%} of the peak"),
+            ("Peak, float32 matrix products", f"{ledger.peak_flops_a_second / 1e9:,.0f} GFLOP/s measured"),
         ]
     if ledger.waiting is not None:
         rows.append(("Time spent waiting for images", f"{ledger.waiting:.1%}"))

@@ -1,6 +1,7 @@
 """A run's folder goes in; the state to go on from, and what of its last step is still to do, come out."""
 
 from vitkit.core import runlog
+from vitkit.core.errors import TrainingError
 from vitkit.core.runlog import Record
 from vitkit.train.folder import RunFolder
 from vitkit.train.parallel import Ranks
@@ -11,7 +12,15 @@ from vitkit.train.watch import Watcher
 def resume(state: State, checkpoints: Checkpoints, folder: RunFolder, *, ranks: Ranks, watcher: Watcher) -> None:
     """Load the newest good checkpoint, if there is one, and take back what was logged or saved after it."""
     loaded = checkpoints.newest()
-    step = ranks.agree(loaded.step if loaded else -1)
+    mine = loaded.step if loaded else -1
+    step = ranks.agree(mine)
+    if ranks.total([mine != step])[0]:
+        raise TrainingError(
+            "the ranks do not find the same checkpoints",
+            expected=f"step {step} on every rank",
+            got=f"step {mine} on rank {ranks.rank}",
+            hint="--out must be a folder that all nodes share",
+        )
     if loaded:
         for damage in loaded.damaged:
             watcher.warn(f"{damage}; an earlier checkpoint is used")

@@ -84,8 +84,9 @@ class State:
         for key, tensor in saved.get("optimizer", {}).items():
             name, _, item = key.rpartition(".")
             parameter = self.parameters[name]
-            # Adam counts its steps in a scalar that stays where torch put it; all else lies as the parameter does.
-            value = placed_like(tensor, parameter) if tensor.shape == parameter.shape else tensor
+            # Adam counts its steps in a scalar, which is on the device but never sharded.
+            sharded = tensor.shape == parameter.shape
+            value = placed_like(tensor, parameter) if sharded else tensor.to(parameter.device)
             self.optimizer.state[parameter][item] = value
         if self.average:
             for name, average in self.average.values.items():

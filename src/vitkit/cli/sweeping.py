@@ -1,0 +1,69 @@
+"""A fine-tuning run and learning rates go in; the sweep is carried out, shown and concluded with an exit code."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from vitkit.cli.output import print_json, result_console, talk_console
+from vitkit.cli.running import print_result, share_the_cores
+from vitkit.core.errors import ConfigError
+from vitkit.core.stopping import SAVED_AND_STOPPED, listening
+
+if TYPE_CHECKING:
+    from vitkit.train.config import RunConfig
+    from vitkit.train.sweep import Trial
+
+
+def carry_out_sweep(
+    make: "Callable[[], RunConfig]", *, recipe: str, rates: str | None, out: Path, as_json: bool
+) -> None:
+    """Sweep, show progress, print all trials and the final result."""
+    with listening() as stop:
+        share_the_cores()
+        from vitkit.cli.watching import Shown
+        from vitkit.recipes.table import find
+        from vitkit.train.sweep import sweep
+
+        chosen = read_rates(rates) if rates else find(recipe).rates
+        with Shown() as watcher:
+            found = sweep(make(), chosen, out, watcher=watcher, stop=stop)
+    if found.final is None or found.final.summary is None:
+        talk_console().print(f"stopped by {stop.signal}; run the same command again to go on")
+        click.get_current_context().exit(SAVED_AND_STOPPED)
+    if as_json:
+        trials = [vars(trial) for trial in found.trials]
+        print_json((found.final.summary or {}) | {"sweep": trials})
+        return
+    print_trials(list(found.trials))
+    print_result(found.final, as_json=False)
+
+
+def read_rates(text: str) -> tuple[float, ...]:
+    """The learning rates in a list with commas.
+
+    >>> read_rates("0.001, 3e-3")
+    (0.001, 0.003)
+    """
+    try:
+        rates = tuple(float(rate) for rate in text.split(","))
+    except ValueError:
+        rates = ()
+    if not rates or not all(0 < rate < float("inf") for rate in rates):
+        raise ConfigError("--rates is not valid", expected="positive numbers with commas", got=text)
+    return rates
+
+
+def print_trials(trials: "list[Trial]") -> None:
+    """Print what each rate gave."""
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for heading in ("lr", "held-out top-1", "held-out loss"):
+        table.add_column(heading, justify="right")
+    best = max(trials, key=lambda each: (each.val_top1, -each.val_loss))
+    for trial in trials:
+        style = "bold" if trial is best else None
+        table.add_row(f"{trial.lr:g}", f"{trial.val_top1:.2%}", f"{trial.val_loss:.3f}", style=style)
+    result_console().print(table)

@@ -1,0 +1,87 @@
+"""What a run tells goes in; a progress bar with time left, or plain lines where there is no terminal, comes out."""
+
+import time
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
+from vitkit.cli.output import safe_text, talk_console
+from vitkit.train.watch import Pulse, Watcher
+
+SECONDS_BETWEEN_LINES = 10.0
+"""How often a run that nobody watches on a terminal writes a line."""
+
+
+class Shown(Watcher):
+    """Shows a run on stderr. Use it as a context, so that the terminal is left as it was."""
+
+    def __init__(self) -> None:
+        self.console: Console = talk_console()
+        self.live = self.console.is_terminal
+        self.progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=None),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[numbers]}"),
+            TimeRemainingColumn(compact=True),
+            console=self.console,
+            transient=True,
+            expand=True,
+        )
+        self.training: TaskID | None = None
+        self.other: TaskID | None = None
+        self.last_line = 0.0
+
+    def __enter__(self) -> "Shown":
+        if self.live:
+            self.progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.progress.stop()
+
+    def say(self, message: str) -> None:
+        """Print a line above the bar."""
+        self.console.print(safe_text(message))
+
+    def warn(self, message: str) -> None:
+        """Print a warning above the bar."""
+        self.console.print(f"warning: {safe_text(message)}", style="yellow")
+
+    def work(self, what: str, total: int) -> None:
+        """Show a bar for a piece of work with a known length."""
+        if self.other is not None:
+            self.progress.remove_task(self.other)
+        if self.training is not None:
+            self.progress.update(self.training, visible=False)
+        self.other = self.progress.add_task(what, total=total, numbers="")
+        if not self.live:
+            self.say(f"{what}: {total}")
+
+    def advance(self, by: int) -> None:
+        """Move the bar of that work."""
+        if self.other is not None:
+            self.progress.advance(self.other, by)
+
+    def pulse(self, pulse: Pulse) -> None:
+        """Show a step's numbers."""
+        numbers = (
+            f"loss {pulse.loss:.3f} · top-1 {pulse.top1:.0%} · lr {pulse.lr:.2e} · "
+            f"{pulse.images_per_second:,.0f} images/s · waiting {pulse.waiting:.0%}"
+        )
+        if not self.live:
+            if time.monotonic() - self.last_line > SECONDS_BETWEEN_LINES or pulse.step == pulse.steps:
+                self.last_line = time.monotonic()
+                left = time.strftime("%H:%M:%S", time.gmtime(pulse.seconds_left))
+                self.say(f"step {pulse.step}/{pulse.steps} · epoch {pulse.epoch:.2f} · {numbers} · {left} left")
+            return
+        if self.training is None:
+            if self.other is not None:
+                self.progress.remove_task(self.other)
+                self.other = None
+            self.training = self.progress.add_task("training", total=pulse.steps, numbers=numbers)
+        self.progress.update(self.training, completed=pulse.step, numbers=numbers, visible=True)
+
+    def evaluated(self, step: int, numbers: dict[str, float]) -> None:
+        """Print how good the model is now."""
+        self.say(f"step {step}: validation top-1 {numbers['val_top1']:.2%}, loss {numbers['val_loss']:.3f}")

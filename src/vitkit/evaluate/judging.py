@@ -1,0 +1,55 @@
+"""A trained model and a data set go in, its judgement on one of the splits comes out."""
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+
+from vitkit.checkpoints.native import Artefact
+from vitkit.core.errors import DataError
+from vitkit.data.source import DataSet, Source
+from vitkit.evaluate.accuracy import answers
+from vitkit.evaluate.judgement import Judgement, judge
+
+PREFERRED = ("test", "val", "all", "train")
+"""The split that is judged on where none is named."""
+
+
+def choose_split(data: DataSet, name: str | None = None) -> tuple[str, Source]:
+    """The named split, or the one that a model is fairest judged on."""
+    if name is None:
+        name = next(split for split in PREFERRED if split in data.splits)
+    if name not in data.splits:
+        raise DataError(f"{data.place} has no split {name}", expected=" or ".join(data.splits), got=name)
+    return name, data.splits[name]
+
+
+def judge_artefact(
+    artefact: Artefact,
+    source: Source,
+    *,
+    workers: int = 0,
+    batch_size: int = 64,
+    device: torch.device,
+    progress: Callable[[int], None] = lambda images: None,
+) -> Judgement:
+    """How good a trained model is on a source whose classes are among those it knows, in whatever order."""
+    numbers = {label: number for number, label in enumerate(artefact.labels)}
+    unknown = [name for name in source.classes if name not in numbers]
+    if unknown:
+        raise DataError(
+            f"the model does not know the class {unknown[0]}" + (f" and {len(unknown) - 1} more" * (len(unknown) > 1)),
+            expected=", ".join(artefact.labels[:5]) + (" …" if len(artefact.labels) > 5 else ""),
+            hint="judge it on images of its own classes, or fine-tune it on these",
+        )
+    found = answers(
+        artefact.model().to(device),
+        source,
+        preprocessing=artefact.preprocessing,
+        batch_size=batch_size,
+        workers=workers,
+        device=device,
+        progress=progress,
+    )
+    known = torch.from_numpy(np.array([numbers[name] for name in source.classes], dtype=np.int64))
+    return judge(found.logits, known[found.labels], classes=artefact.labels)

@@ -42,11 +42,11 @@ class Shown(Watcher):
 
     def say(self, message: str) -> None:
         """Print a line above the bar."""
-        self.console.print(safe_text(message))
+        self.console.print(safe_text(message), soft_wrap=True)
 
     def warn(self, message: str) -> None:
         """Print a warning above the bar."""
-        self.console.print(f"warning: {safe_text(message)}", style="yellow")
+        self.console.print(f"warning: {safe_text(message)}", style="yellow", soft_wrap=True)
 
     def work(self, what: str, total: int) -> None:
         """Show a bar for a piece of work with a known length."""

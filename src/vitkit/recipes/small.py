@@ -90,7 +90,7 @@ def digits() -> RunConfig:
 def folder() -> RunConfig:
     """A number of steps, not of epochs: few photos are seen often, many seldom, in the same time."""
     return RunConfig(
-        model=_small(image_size=96, patch_size=12, width=192, depth=6, mlp_dim=576),
+        model=_small(image_size=96, patch_size=12, width=192, depth=6, mlp_dim=384),
         data=DataConfig(path="photos"),
         augment=AugmentConfig(crop_area=(0.25, 1.0), colour_jitter=0.2, mixup=0.2),
         objective=SupervisedConfig(smoothing=0.1),
@@ -114,11 +114,11 @@ def finetune_folder() -> RunConfig:
 def fashion_mnist() -> RunConfig:
     """Clothes may be mirrored and moved a little."""
     return RunConfig(
-        model=_small(image_size=28, patch_size=4, width=128, depth=6, mlp_dim=256),
+        model=_small(image_size=28, patch_size=4, width=96, depth=6, mlp_dim=192),
         data=DataConfig(path="fashion-mnist", channels=1, val_share=0.05),
         augment=AugmentConfig(crop="pad", pad=2),
         optimizer=OptimizerConfig(weight_decay=0.1),
-        schedule=ScheduleConfig(batch_size=128, epochs=12.0, lr=1.5e-3, warmup_steps=500),
+        schedule=ScheduleConfig(batch_size=128, epochs=10.0, lr=2e-3, warmup_steps=400),
     )
 
 
@@ -130,7 +130,7 @@ def cifar10_small() -> RunConfig:
         augment=AugmentConfig(crop="pad", pad=4),
         objective=SupervisedConfig(smoothing=0.1),
         optimizer=OptimizerConfig(weight_decay=0.1),
-        schedule=ScheduleConfig(batch_size=128, epochs=12.0, lr=1e-3, warmup_steps=500),
+        schedule=ScheduleConfig(batch_size=128, epochs=5.0, lr=1e-3, warmup_steps=200),
     )
 
 
@@ -138,10 +138,10 @@ def fractals_small() -> RunConfig:
     """Pre-training for cifar10-small's model on images that need no camera, one for each time it looks."""
     return RunConfig(
         model=cifar_model(),
-        data=DataConfig(path="fractals", fractals=FractalConfig(classes=1000, per_class=600, size=32)),
+        data=DataConfig(path="fractals", fractals=FractalConfig(classes=1000, per_class=250, size=32)),
         augment=AugmentConfig(crop="pad", pad=4),
         optimizer=OptimizerConfig(weight_decay=0.05),
-        schedule=ScheduleConfig(batch_size=128, epochs=1.0, lr=1e-3, warmup_steps=500),
+        schedule=ScheduleConfig(batch_size=128, epochs=1.0, lr=1e-3, warmup_steps=200),
     )
 
 

@@ -15,6 +15,7 @@ from typing import TypeVar
 import torch
 from torch import distributed, nn
 from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.rendezvous import rendezvous
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
@@ -25,6 +26,9 @@ from vitkit.core.stopping import Stopped
 from vitkit.train.config import ParallelConfig
 
 Result = TypeVar("Result")
+
+LAST_PATIENCE = 5.0
+"""Seconds that a rank waits for the others' last words: torchrun must not wait long to start all of them again."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +65,6 @@ class Ranks:
 @contextmanager
 def joined(config: ParallelConfig) -> Iterator[Ranks]:
     """Join the other ranks, where torchrun started this process, and leave them at the end."""
-    ranks = int(os.environ.get("WORLD_SIZE", "1"))
     device = choose_device(config.device, local_rank=int(os.environ.get("LOCAL_RANK", "0")))
     if config.threads:
         torch.set_num_threads(config.threads)
@@ -75,15 +78,58 @@ def joined(config: ParallelConfig) -> Iterator[Ranks]:
         return
     if device.type == "cuda":
         torch.cuda.set_device(device)
+    store, rank, ranks = next(rendezvous("env://", timeout=timedelta(seconds=config.timeout)))
     distributed.init_process_group(
         "nccl" if device.type == "cuda" else "gloo",
+        store=distributed.PrefixStore("ranks", store),
+        rank=rank,
+        world_size=ranks,
         timeout=timedelta(seconds=config.timeout),
         device_id=device if device.type == "cuda" else None,
     )
     try:
-        yield Ranks(device=device, rank=int(os.environ["RANK"]), ranks=ranks, timeout=config.timeout)
+        yield Ranks(device=device, rank=rank, ranks=ranks, timeout=config.timeout)
+    except RuntimeError as error:
+        if not lost_each_other(error):
+            raise
+        raise TrainingError(
+            who_is_missing(store, rank=rank, ranks=ranks, timeout=config.timeout),
+            hint="its own words, or its machine, say why; the last checkpoint is good: run the same command again",
+        ) from error
     finally:
         distributed.destroy_process_group()
+
+
+def lost_each_other(error: RuntimeError) -> bool:
+    """Whether the error is that ranks waited for each other in vain; gloo says so in words alone.
+
+    >>> lost_each_other(RuntimeError("[pair.cc:547] Connection closed by peer [127.0.0.1]:3421"))
+    True
+    """
+    known = ("Timed out waiting", "Connection closed", "Connection reset", "Broken pipe", "Socket closed")
+    return isinstance(error, distributed.DistError) or any(words in str(error) for words in known)
+
+
+def who_is_missing(store: distributed.Store, *, rank: int, ranks: int, timeout: float) -> str:
+    """Name the ranks that do not answer, as those that still live can tell by meeting once more, at the store.
+
+    A leader with work of its own joins the others up to a quarter of the timeout later, and so gives up later.
+    """
+    patience = min(timeout / 4 + 1.0, LAST_PATIENCE)
+    end = time.monotonic() + patience
+    missing = [other for other in range(ranks) if other != rank]
+    try:
+        store.set_timeout(timedelta(seconds=patience))
+        store.set(f"gave up/{rank}", "")
+        while missing and time.monotonic() < end:
+            missing = [other for other in missing if not store.check([f"gave up/{other}"])]
+            time.sleep(0.05)
+    except RuntimeError:
+        return "the ranks lost each other, and the store where they meet is gone"
+    if not missing:
+        return "the ranks lost each other, though all of them live"
+    named = f"rank {missing[0]}" if len(missing) == 1 else f"ranks {', '.join(map(str, missing))}"
+    return f"{named} did not answer within {timeout:g} s, or ended"
 
 
 def choose_device(name: str, *, local_rank: int = 0) -> torch.device:

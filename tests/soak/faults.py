@@ -1,0 +1,265 @@
+"""A number of faults goes in; they are done to small runs, and what was promised and what was seen comes out.
+
+Every function here is one promise of docs/reliability.md, takes a count, and returns a Finding. What is random is
+seeded, but when a process is hit depends on the machine: a repeat does not hit the same moments.
+"""
+
+import random
+import signal
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from soak.victim import EVALUATION, STEPS, WARMUP, Launcher, Run, SlowError, Victim, listens, until
+
+SAVED_AND_STOPPED = 75
+
+
+@dataclass
+class Finding:
+    """What one promise came to."""
+
+    promise: str
+    figures: dict[str, object] = field(default_factory=dict)
+    failures: list[str] = field(default_factory=list)
+
+    @property
+    def kept(self) -> bool:
+        return not self.failures
+
+    def expect(self, condition: object, message: str) -> bool:
+        """Write down what is not as promised."""
+        if not condition:
+            self.failures.append(message)
+        return bool(condition)
+
+    def count(self, name: str, by: int = 1) -> None:
+        self.figures[name] = int(str(self.figures.get(name, 0))) + by
+
+    def most(self, name: str, value: float) -> None:
+        self.figures[name] = max(float(str(self.figures.get(name, 0.0))), round(value, 2))
+
+
+def never_touched(launcher: Launcher, path: Path, *settings: str) -> Run:
+    """A run that nothing happens to."""
+    run = Run(path, settings)
+    if not run.is_finished():
+        victim = launcher.start(run)
+        assert victim.wait(180) == 0, victim.words()
+    return run
+
+
+def the_same(finding: Finding, run: Run, reference: Run) -> None:
+    """Expect a run to have come out as the reference did."""
+    finding.count("runs compared")
+    ours, theirs = run.outcome(), reference.outcome()
+    other = [name for name in theirs if ours[name] != theirs[name]]
+    finding.expect(not other, f"{run.path.name}: {', '.join(other)} differ from the run that was not hit")
+
+
+def kills(launcher: Launcher, folder: Path, *, count: int, seed: int = 0, ranks: int = 1, mode: str = "") -> Finding:
+    """R1: SIGKILL at random moments, half of them inside a checkpoint write, and the same command again."""
+    name = "one process" if ranks == 1 else f"{mode} on {ranks} ranks"
+    finding = Finding(f"R1 SIGKILL, {name}", {"kills": 0, "inside a checkpoint write": 0, "runs compared": 0})
+    chance = random.Random(seed)
+    settings = (f"parallel.mode={mode}",) if mode else ()
+    reference = Run(folder / "reference", settings)
+    start = time.monotonic()
+    finish(launcher, reference, ranks=ranks)
+    usual = time.monotonic() - start
+    number = 0
+    while finding.figures["kills"] < count or number == 0:
+        number += 1
+        run = Run(folder / f"killed-{number}", settings)
+        for _ in range(8):
+            if finding.figures["kills"] == count:
+                break
+            victims = start_all(launcher, run, ranks=ranks)
+            aim(run, victims, chance, usual=usual)
+            hit = victims if chance.random() < 0.5 else [chance.choice(victims)]
+            alive = [victim for victim in hit if not victim.has_ended()]
+            for victim in alive:
+                victim.send(signal.SIGKILL)
+            end_the_rest(victims)
+            if any(victim.code == -signal.SIGKILL for victim in alive):
+                finding.count("kills")
+                finding.count("inside a checkpoint write", bool(run.being_written()))
+            if run.is_finished():
+                break
+        finish(launcher, run, ranks=ranks)
+        the_same(finding, run, reference)
+    return finding
+
+
+def aim(run: Run, victims: list[Victim], chance: random.Random, *, usual: float) -> None:
+    """Wait for a moment: any at all, or one inside a checkpoint write."""
+    if chance.random() < 0.4:
+        time.sleep(chance.uniform(0.0, usual))
+        return
+    for last in range(chance.randrange(4), -1, -1):
+        if not until(run.being_written, victims[0]):
+            return
+        if last and not until(lambda: not run.being_written(), victims[0]):
+            return
+    time.sleep(chance.uniform(0.0, 0.004))
+
+
+def start_all(launcher: Launcher, run: Run, *settings: str, ranks: int) -> list[Victim]:
+    return [launcher.start(run, *settings)] if ranks == 1 else launcher.start_ranks(run, *settings, ranks=ranks)
+
+
+def end_the_rest(victims: list[Victim]) -> None:
+    """What torchrun does when a rank has died: ask the others to stop, and not ask for ever."""
+    for victim in victims:
+        if not victim.has_ended():
+            victim.send(signal.SIGTERM)
+    for victim in victims:
+        if not victim.has_ended(15.0):
+            victim.send(signal.SIGKILL)
+        victim.wait()
+
+
+def finish(launcher: Launcher, run: Run, *settings: str, ranks: int = 1) -> None:
+    """Run the command again, to the end."""
+    for victim in start_all(launcher, run, *settings, ranks=ranks):
+        if (code := victim.wait(180)) != 0:
+            raise AssertionError(f"{run.path.name} could not be finished: exit code {code}: {victim.words()[-500:]}")
+
+
+MOMENTS = ("start-up", "warm-up", "evaluation", "saving")
+
+
+def stops(launcher: Launcher, folder: Path, *, count: int, seed: int = 0) -> Finding:
+    """R2: SIGTERM or SIGINT to the process group; it saves where it stands and leaves with its own exit code."""
+    finding = Finding("R2 SIGTERM or SIGINT", {"stops": 0, "runs compared": 0, "slowest exit, s": 0.0})
+    chance = random.Random(seed)
+    # Half of the images are for validation, so that an evaluation is long enough to be hit.
+    reference = never_touched(launcher, folder / "reference", "data.val_share=0.5")
+    number = 0
+    while finding.figures["stops"] < count:
+        moment = MOMENTS[number % 4]
+        workers = (0, 2, 4)[number // 4 % 3]
+        asked = (signal.SIGTERM, signal.SIGINT)[number % 2 ^ number // 12 % 2]
+        number += 1
+        if number > 2 * count + 8:
+            finding.expect(False, "most runs ended before they could be stopped")
+            break
+        run = Run(folder / f"stopped-{number}", ("data.val_share=0.5", f"data.workers={workers}"))
+        victim = launcher.start(run)
+        come(run, victim, moment, chance)
+        inside = moment == "saving" and bool(run.being_written())
+        victim.send(asked)
+        sent = time.monotonic()
+        try:
+            code = victim.wait(10.0)
+        except SlowError as error:
+            finding.count("stops")
+            finding.expect(False, f"{moment}, {workers} workers: {error}")
+            continue
+        if code == 0:  # it was faster than the signal
+            finding.count("finished before the signal")
+            continue
+        finding.count("stops")
+        finding.count(f"at {moment}")
+        finding.count("seen inside a checkpoint write", inside)
+        finding.most("slowest exit, s", time.monotonic() - sent)
+        what = f"{asked.name} at {moment}, {workers} workers"
+        if not finding.expect(code == SAVED_AND_STOPPED, f"{what}: exit code {code}: {victim.words()[-300:]}"):
+            continue
+        saved_where_it_stood(finding, run, what, at_start=moment == "start-up")
+        if moment == "evaluation":
+            finding.count("evaluations cut short", not any("val_top1" in record for record in run.logged()))
+        finish(launcher, run, f"data.workers={chance.choice((0, 2, 4))}")
+        the_same(finding, run, reference)
+    return finding
+
+
+def come(run: Run, victim: Victim, moment: str, chance: random.Random) -> None:
+    """Wait until the run is where it is to be stopped."""
+    if moment == "start-up":
+        until(lambda: listens(victim), victim)
+        time.sleep(chance.uniform(0.0, 0.02))
+    elif moment == "warm-up":
+        step = chance.randrange(1, WARMUP)
+        until(lambda: run.last_step() >= step, victim)
+    elif moment == "evaluation":
+        until(lambda: run.last_step() >= EVALUATION, victim)
+    else:
+        step = chance.randrange(1, STEPS - 3)
+        until(lambda: run.last_step() >= step and run.being_written(), victim)
+
+
+def saved_where_it_stood(finding: Finding, run: Run, what: str, *, at_start: bool) -> None:
+    """Expect a good checkpoint of the very last step that was taken."""
+    steps, logged = run.steps(), run.last_step()
+    if at_start and not logged:
+        return  # no step was taken, so there is nothing to save
+    if finding.expect(steps, f"{what}: nothing was saved"):
+        finding.expect(steps[-1] == logged, f"{what}: saved step {steps[-1]}, stood at {logged}")
+        finding.expect(run.is_good(steps[-1]), f"{what}: the checkpoint of step {steps[-1]} is damaged")
+
+
+def other_workers(launcher: Launcher, folder: Path, *, seed: int = 0) -> Finding:
+    """R3: a run that goes on with another number of worker processes comes out bit for bit the same."""
+    finding = Finding("R3 resume with other workers")
+    chance = random.Random(seed)
+    reference = never_touched(launcher, folder / "reference")
+    for before, after in ((0, 2), (2, 4), (4, 0)):
+        run = Run(folder / f"workers-{before}-{after}")
+        stop_at(launcher, run, chance.randrange(4, STEPS - 15), f"data.workers={before}")
+        finish(launcher, run, f"data.workers={after}")
+        the_same(finding, run, reference)
+    return finding
+
+
+def stop_at(launcher: Launcher, run: Run, step: int, *settings: str, ranks: int = 1) -> None:
+    """Start a run and let it save and stop at about this step."""
+    victims = start_all(launcher, run, *settings, ranks=ranks)
+    until(lambda: run.last_step() >= step, victims[0], seconds=120)
+    for victim in victims:
+        victim.send(signal.SIGTERM)
+    codes = [victim.wait() for victim in victims]
+    assert codes == [SAVED_AND_STOPPED] * ranks, (codes, victims[0].words()[-500:])
+
+
+def other_ranks(launcher: Launcher, folder: Path, *, ways: tuple[tuple[int, int], ...], steps: int = 200) -> Finding:
+    """R3: a run that goes on with another number of ranks sees the same images, and learns the same to rounding."""
+    finding = Finding("R3 resume with other ranks", {"largest difference": 0.0, "images in the same order": 0})
+    settings = (f"schedule.steps={steps}", "keep.save_every=50", "keep.evaluate_every=100")
+    reference = never_touched(launcher, folder / "reference-long", *settings)
+    for before, after in ways:
+        run = Run(folder / f"ranks-{before}-{after}", settings)
+        stop_at(launcher, run, steps // 3, ranks=before)
+        finish(launcher, run, ranks=after)
+        difference = distance(run.path / "model.safetensors", reference.path / "model.safetensors")
+        finding.figures["largest difference"] = max(float(str(finding.figures["largest difference"])), difference)
+        finding.count("resumed")
+        finding.expect(difference <= 1e-4, f"{before} ranks, then {after}: the weights differ by {difference:.1e}")
+        counted = same_order(before, after, steps=steps)
+        finding.expect(counted, f"{before} ranks, then {after}: the images come in another order")
+        finding.count("images in the same order", counted)
+    return finding
+
+
+def distance(ours: Path, theirs: Path) -> float:
+    """The largest difference between the weights in two files."""
+    from safetensors.torch import load_file  # noqa: PLC0415  the harness itself does without torch
+
+    one, other = load_file(ours), load_file(theirs)
+    assert one.keys() == other.keys()
+    return max((one[name] - other[name]).abs().max().item() for name in one)
+
+
+def same_order(before: int, after: int, *, steps: int, size: int = 1297, batch_size: int = 32) -> int:
+    """How many images come in the order of one rank when a run changes its ranks half-way; 0 where one does not."""
+    from vitkit.data.loader import Position, Share, Stream  # noqa: PLC0415
+
+    def keys(start: Position, count: int, ranks: int) -> list[tuple[int, int]]:
+        shares = [Share(batch_size=batch_size, rank=rank, ranks=ranks) for rank in range(ranks)]
+        streams = [iter(Stream(size=size, start=start, share=share)) for share in shares]
+        return [key for _ in range(count) for stream in streams for key in next(stream)]
+
+    start, half = Position(3, 0, 0), steps // 2
+    alone = keys(start, steps, 1)
+    changed = keys(start, half, before) + keys(start.after(half * batch_size, size=size), steps - half, after)
+    return len(alone) if alone == changed else 0

@@ -13,7 +13,8 @@ import torch
 from vitkit.core.config import load_toml
 from vitkit.core.errors import VitkitError
 from vitkit.core.stopping import Stop
-from vitkit.train.config import RunConfig
+from vitkit.train.config import ParallelConfig, RunConfig
+from vitkit.train.parallel import joined
 from vitkit.train.run import run
 from vitkit.train.watch import Pulse, Watcher
 
@@ -31,6 +32,11 @@ class StopAt(Watcher):
 
 def main(jobs: Path) -> None:
     torch.set_num_threads(1)
+    with joined(ParallelConfig(timeout=100.0)):
+        work(jobs)
+
+
+def work(jobs: Path) -> None:
     for job in json.loads(jobs.read_text(encoding="utf-8")):
         stop = Stop()
         try:

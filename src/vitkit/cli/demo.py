@@ -1,135 +1,123 @@
-"""`vitkit demo`: nothing goes in; a first tour of the paper's model, on an image drawn on the spot, comes out."""
+"""`vitkit demo`: nothing goes in; a pre-trained, fine-tuned and judged model comes out, on built-in images."""
 
-import time
-from collections.abc import Callable
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
-from vitkit.cli.output import format_bytes, print_json, print_sections, result_console
+from vitkit.cli.output import print_json, print_sections, result_console, talk_console
+from vitkit.cli.running import share_the_cores
+from vitkit.core.stopping import SAVED_AND_STOPPED, listening
 
 if TYPE_CHECKING:
-    import torch
-
-    import vitkit.model.vit
-
-Result = TypeVar("Result")
+    from vitkit.train.config import RunConfig
+    from vitkit.train.run import Result
 
 
 @click.command("demo")
-@click.option("--model", default="Ti/16", show_default=True, help="A Vision Transformer by name; see vitkit models.")
+@click.option(
+    "--out", default="runs/demo", show_default=True, type=click.Path(path_type=Path), help="Where it is kept."
+)
+@click.option("--quick", is_flag=True, help="A few steps of everything, to see that it works here.")
 @click.option("--json", "as_json", is_flag=True, help="Print the figures as JSON.")
-def command(model: str, as_json: bool) -> None:
-    """Create a model, run an image through it step by step, and show what it costs."""
-    import torch
+def command(out: Path, quick: bool, as_json: bool) -> None:
+    """Pre-train on fractals, fine-tune on digits at a higher resolution, judge, and write a report.
 
-    from vitkit.core.errors import InputError
-    from vitkit.core.shapes import pair
-    from vitkit.model.vit import ViT
-    from vitkit.zoo.cost import cost
-    from vitkit.zoo.lookup import create
+    It takes a few minutes on two cores and needs no download. Stop it when you like; the same command goes on.
+    """
+    with listening() as stop:
+        share_the_cores()
+        from vitkit.cli.watching import Shown
+        from vitkit.recipes import demo
+        from vitkit.train.run import run
 
-    created, milliseconds = timed(lambda: create(model, generator=torch.Generator().manual_seed(0)))
-    if not isinstance(created, ViT) or created.config.backbone:
-        raise InputError(f"the tour shows a plain Vision Transformer; {model} is none", hint="try --model B/16")
-    image = drawn_image(pair(created.config.image_size))
-    steps = [("create", "parameters", milliseconds), *walk(created.eval(), image)]
-    ledger = cost(created.config)
-    figures: dict[str, object] = {
-        "model": model,
-        "parameters": ledger.parameters,
-        "forward_gflops": ledger.forward_flops / 1e9,
-        "activation_bytes_per_image": ledger.activation_bytes,
-        "steps": [
-            {"step": step, "shape": shape, "milliseconds": milliseconds} for step, shape, milliseconds in steps[1:]
-        ],
-    }
-    if as_json:
-        print_json(figures)
-        return
-    print_picture(image, created.config.grid)
-    print_sections(
-        {
-            f"1. Create {model}": [
-                ("parameters", f"{ledger.parameters:,}, set in {steps[0][2]:.0f} ms"),
-                ("from Python", f'vitkit.create("{model}")'),
-            ],
-            "2. Run the image through it": [
-                (step, f"{shape:36} {milliseconds:7.1f} ms") for step, shape, milliseconds in steps[1:]
-            ],
-            "3. What it costs": [
-                ("forward", f"{ledger.forward_flops / 1e9:.2f} GFLOPs an image"),
-                (
-                    "pre-training",
-                    f"{ledger.exaflops(images=303_000_000, epochs=7):.1f} exaFLOPs for 7 epochs of JFT-300M",
-                ),
-                ("training", f"{format_bytes(ledger.activation_bytes)} of activations an image"),
-            ],
-            "Next": [
-                ("vitkit models", "every model of the paper, with its exact size"),
-                ("vitkit cost", f"{model} --image-size 384: what higher resolution costs"),
-                ("vitkit doctor", "what this machine is best at"),
-            ],
+        scratch, fractals, tuned = out / "from-scratch", out / "fractals", out / "fractals-then-digits"
+        steps = {
+            "1/3 · digits from scratch, to compare with": (scratch, demo.digits()),
+            "2/3 · pre-training on fractals, images drawn from formulas": (fractals, demo.fractals()),
+            "3/3 · fine-tuning the same model on digits, at a higher resolution": (
+                tuned,
+                demo.tuned_digits(weights=str(fractals), beside=str(scratch)),
+            ),
         }
+        results = {}
+        for title, (folder, config) in steps.items():
+            talk_console().print(f"\n{title}", style="bold")
+            with Shown() as watcher:
+                result = run(shortened(config) if quick else config, folder, watcher=watcher, stop=stop)
+            if result.summary is None:
+                talk_console().print(f"stopped by {stop.signal}; run the same command again to go on")
+                click.get_current_context().exit(SAVED_AND_STOPPED)
+            results[folder] = result
+    figures = {folder.name: figures_of(result) for folder, result in results.items()}
+    if as_json:
+        print_json({"runs": figures, "report": str(tuned / "report.html")})
+        return
+    print_tour(figures, results[tuned], out=out)
+
+
+def shortened(config: "RunConfig") -> "RunConfig":
+    """The same run, but for its length."""
+    from vitkit.core.config import apply_overrides
+
+    return apply_overrides(
+        config,
+        [
+            "schedule.epochs=none",
+            "schedule.steps=4",
+            "data.fractals.classes=10",
+            "data.fractals.per_class=20",
+            "data.workers=0",
+        ],
     )
 
 
-def timed(work: Callable[[], Result]) -> tuple[Result, float]:
-    """What the work gives, and how many milliseconds it took.
-
-    >>> timed(lambda: 3)[0]
-    3
-    """
-    start = time.perf_counter()
-    result = work()
-    return result, (time.perf_counter() - start) * 1000
-
-
-def drawn_image(size: tuple[int, int]) -> "torch.Tensor":
-    """A sun over hills, in red, green and blue from 0 to 1."""
-    import torch
-
-    y, x = torch.meshgrid(*(torch.linspace(0, 1, side) for side in size), indexing="ij")
-    sky = torch.stack([0.35 + 0.5 * y, 0.55 + 0.25 * y, 0.95 - 0.25 * y])
-    sun = ((x - 0.68) ** 2 + (y - 0.3) ** 2 < 0.012)[None]
-    far = (y > 0.62 + 0.07 * torch.sin(7 * x))[None]
-    near = (y > 0.78 + 0.06 * torch.cos(5 * x + 1))[None]
-    image = sky
-    for shape, colour in ((sun, (1.0, 0.85, 0.3)), (far, (0.3, 0.5, 0.42)), (near, (0.14, 0.32, 0.2))):
-        image = torch.where(shape, torch.tensor(colour)[:, None, None], image)
-    return image
+def figures_of(result: "Result") -> dict[str, object]:
+    """What the demo shows of one of its runs."""
+    summary = result.summary or {}
+    judged, ledger = summary.get("result"), summary.get("ledger")
+    figures: dict[str, object] = {}
+    if isinstance(judged, Mapping):
+        figures |= {"top1": judged["top1"], "interval": judged["intervals"]["top1"], "count": judged["count"]}
+    if isinstance(ledger, Mapping):
+        figures |= {key: ledger[key] for key in ("parameters", "images_seen", "images_per_second", "exaflops")}
+    return figures
 
 
-def walk(model: "vitkit.model.vit.ViT", image: "torch.Tensor") -> list[tuple[str, str, float]]:
-    """The four steps of the model, each with what comes out of it and its milliseconds."""
-    import torch
+def print_tour(figures: Mapping[str, Mapping[str, object]], tuned: "Result", *, out: Path) -> None:
+    """Print the runs side by side, and where to go from here."""
+    from rich.table import Table
 
-    with torch.inference_mode():
-        images = image[None] * 2 - 1
-        model(images)  # the first pass pays for starting threads
-        tokens, embedding = timed(lambda: model.embed(images))
-        encoded, encoding = timed(lambda: model.encode(tokens))
-        features, pooling = timed(lambda: model.pool(encoded.tokens))
-        logits, classifying = timed(lambda: model.head(features))
-    rows, columns = model.config.grid
-    classes = logits.shape[-1]
-    return [
-        ("embed", f"{rows}×{columns} patches → {tokens.shape[1]} tokens of {tokens.shape[2]}", embedding),
-        ("encode", f"{len(model.blocks)} blocks of {model.config.heads} heads", encoding),
-        ("pool", f"{features.shape[-1]} features", pooling),
-        ("head", f"{classes} classes", classifying),
-    ]
-
-
-def print_picture(image: "torch.Tensor", grid: tuple[int, int]) -> None:
-    """Print the image as its patches: two characters of mean colour for each, which make a square."""
-    from rich.text import Text
-    from torch.nn import functional
-
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("run", style="cyan")
+    for heading in ("top-1", "95 % interval", "judged on", "images seen", "images/s"):
+        table.add_column(heading, justify="right")
+    for name, row in figures.items():
+        low, high = row["interval"] if isinstance(row["interval"], list | tuple) else (0.0, 0.0)
+        table.add_row(
+            name,
+            f"{row['top1']:.1%}",
+            f"{low:.1%}–{high:.1%}",
+            f"{row['count']} {'fractals' if name == 'fractals' else 'digits'}",
+            f"{row['images_seen']:,}",
+            f"{row['images_per_second'] or 0:,.0f}",
+        )
     console = result_console()
-    if console.color_system:
-        rows = (functional.adaptive_avg_pool2d(image, grid) * 255).round().int().permute(1, 2, 0).tolist()
-        for row in rows:
-            cells = [("  ", f"on rgb({red},{green},{blue})") for red, green, blue in row]
-            console.print(Text.assemble("  ", *cells))
-    console.print(Text(f"\n  An image is worth {grid[0]}×{grid[1]} words.\n", style="bold"))
+    console.print()
+    console.print(table)
+    console.print()
+    print_sections(
+        {
+            "Look at it": [("report", str(tuned.folder.report)), ("everything", str(out))],
+            "Now your own images, one folder a class": [
+                ("look at them", "vitkit data check FOLDER"),
+                ("train", "vitkit train FOLDER --out runs/mine"),
+                ("judge", "vitkit eval runs/mine FOLDER"),
+                (
+                    "or begin with these weights",
+                    f"vitkit finetune {out / 'fractals'} FOLDER --out runs/tuned channels=1",
+                ),
+            ],
+        }
+    )

@@ -32,17 +32,19 @@ def command(
     from rich.progress import Progress
 
     from vitkit.checkpoints.native import load
+    from vitkit.core.errors import DataError
     from vitkit.data.sources.detect import open_data
     from vitkit.data.verify import verify, without
-    from vitkit.evaluate.judging import choose_split, judge_artefact
+    from vitkit.evaluate.judging import choose_split, judge_artefact, known_classes
     from vitkit.train.parallel import choose_device
 
-    artefact = load(run)
+    artefact, place = load(run), choose_device(device)
     found = open_data(data, kind=kind)
     name, source = choose_split(found, split)
+    known_classes(artefact, source)  # before time is spent on looking at images
     talk = talk_console()
-    talk.print(safe_text(f"{found.kind}: {len(source):,} images of split {name}"))
-    with Progress(console=talk, transient=True) as progress:
+    talk.print(safe_text(f"{found.kind}: {len(source):,} images of split {name}"), soft_wrap=True)
+    with Progress(console=talk, transient=True, disable=not talk.is_terminal) as progress:
         checking = progress.add_task("checking images", total=len(source))
         bad = (
             []
@@ -55,14 +57,16 @@ def command(
             )
         )
         for file in bad:
-            talk.print(safe_text(f"warning: left out {file.name}: {file.reason}"), style="yellow")
+            talk.print(safe_text(f"warning: left out {file.name}: {file.reason}"), style="yellow", soft_wrap=True)
+        if len(bad) == len(source):
+            raise DataError(f"{data}: not one of {len(bad)} images can be read", hint=f"see vitkit data check {data}")
         task = progress.add_task("judging", total=len(source) - len(bad))
         judgement = judge_artefact(
             artefact,
             without(source, bad),
             workers=workers,
             batch_size=batch_size,
-            device=choose_device(device),
+            device=place,
             progress=lambda images: progress.advance(task, images),
         )
     if as_json:

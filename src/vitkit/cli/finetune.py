@@ -57,6 +57,10 @@ def resolve(weights: str, data: str, recipe: str, assignments: tuple[str, ...]) 
 
     found = find(recipe)
     if found.kind != "finetune":
-        raise ConfigError(f"{recipe} trains from scratch", hint="choose one of vitkit recipes that fine-tunes")
+        raise ConfigError(
+            f"{recipe} trains from scratch",
+            hint="vitkit recipes says which recipes fine-tune; the usual is finetune-folder",
+        )
     given = [f"model.weights={weights}", f"data.path={data}", "model.name=none", "model.new_head=true"]
-    return apply_overrides(found.make(), full([*given, *assignments]))
+    # One after the other: who assigns model.name should hear that the weights say it, not that it is assigned twice.
+    return apply_overrides(apply_overrides(found.make(), given), full(assignments))

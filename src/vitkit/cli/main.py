@@ -29,7 +29,7 @@ class Entry(NamedTuple):
 
 
 COMMANDS = {
-    "demo": Entry("Start here", "vitkit.cli.demo:command", "A first tour: an image through a model, step by step."),
+    "demo": Entry("Start here", "vitkit.cli.demo:command", "The whole way on built-in images, with a report."),
     "train": Entry("Your images", "vitkit.cli.train:command", "Train a model on a folder of images, or by a recipe."),
     "finetune": Entry("Your images", "vitkit.cli.finetune:command", "Teach a trained model other classes."),
     "eval": Entry("Your images", "vitkit.cli.eval:command", "How good a trained model is, class by class."),

@@ -1,5 +1,6 @@
 """A fine-tuning run and learning rates go in; the sweep is carried out, shown and concluded with an exit code."""
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -8,7 +9,6 @@ import click
 
 from vitkit.cli.output import print_json, result_console, talk_console
 from vitkit.cli.running import print_result, share_the_cores
-from vitkit.core.errors import ConfigError
 from vitkit.core.stopping import SAVED_AND_STOPPED, listening
 
 if TYPE_CHECKING:
@@ -20,21 +20,25 @@ def carry_out_sweep(
     make: "Callable[[], RunConfig]", *, recipe: str, rates: str | None, out: Path, as_json: bool
 ) -> None:
     """Sweep, show progress, print all trials and the final result."""
+    tried = read_rates(rates) if rates is not None else None
+    leads = os.environ.get("RANK", "0") == "0"
     with listening() as stop:
         share_the_cores()
         from vitkit.cli.watching import Shown
         from vitkit.recipes.table import find
         from vitkit.train.sweep import sweep
 
-        chosen = read_rates(rates) if rates else find(recipe).rates
         with Shown() as watcher:
-            found = sweep(make(), chosen, out, watcher=watcher, stop=stop)
+            found = sweep(make(), tried or find(recipe).rates, out, watcher=watcher if leads else None, stop=stop)
     if found.final is None or found.final.summary is None:
-        talk_console().print(f"stopped by {stop.signal}; run the same command again to go on")
+        if leads:
+            talk_console().print(f"stopped by {stop.signal or 'another rank'}; run the same command again to go on")
         click.get_current_context().exit(SAVED_AND_STOPPED)
+    if not leads:
+        return
     if as_json:
         trials = [vars(trial) for trial in found.trials]
-        print_json((found.final.summary or {}) | {"sweep": trials})
+        print_json(found.final.summary | {"sweep": trials})
         return
     print_trials(list(found.trials))
     print_result(found.final, as_json=False)
@@ -51,7 +55,9 @@ def read_rates(text: str) -> tuple[float, ...]:
     except ValueError:
         rates = ()
     if not rates or not all(0 < rate < float("inf") for rate in rates):
-        raise ConfigError("--rates is not valid", expected="positive numbers with commas", got=text)
+        raise click.BadParameter(
+            f"{text!r} is not a list of positive numbers, such as 0.001,0.003", param_hint="--rates"
+        )
     return rates
 
 

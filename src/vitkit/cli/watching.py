@@ -38,7 +38,8 @@ class Shown(Watcher):
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.progress.stop()
+        if self.live:  # one that never started would leave an empty line
+            self.progress.stop()
 
     def say(self, message: str) -> None:
         """Print a line above the bar."""

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from vitkit.checkpoints.native import Artefact
@@ -24,6 +25,24 @@ def choose_split(data: DataSet, name: str | None = None) -> tuple[str, Source]:
     return name, data.splits[name]
 
 
+def known_classes(artefact: Artefact, source: Source) -> npt.NDArray[np.int64]:
+    """The model's number for each class of a source; a class that it does not know is an error, as are no classes."""
+    if not source.classes:
+        raise DataError(
+            f"the images have no labels ({source.kind})",
+            hint="put each class in a folder of its own, or list file_name,label in a CSV file",
+        )
+    numbers = {label: number for number, label in enumerate(artefact.labels)}
+    unknown = [name for name in source.classes if name not in numbers]
+    if unknown:
+        raise DataError(
+            f"the model does not know the class {unknown[0]}" + (f" and {len(unknown) - 1} more" * (len(unknown) > 1)),
+            expected=", ".join(artefact.labels[:5]) + (" …" if len(artefact.labels) > 5 else ""),
+            hint="judge it on images of its own classes, or fine-tune it on these",
+        )
+    return np.array([numbers[name] for name in source.classes], dtype=np.int64)
+
+
 def judge_artefact(
     artefact: Artefact,
     source: Source,
@@ -34,14 +53,7 @@ def judge_artefact(
     progress: Callable[[int], None] = lambda images: None,
 ) -> Judgement:
     """How good a trained model is on a source whose classes are among those it knows, in whatever order."""
-    numbers = {label: number for number, label in enumerate(artefact.labels)}
-    unknown = [name for name in source.classes if name not in numbers]
-    if unknown:
-        raise DataError(
-            f"the model does not know the class {unknown[0]}" + (f" and {len(unknown) - 1} more" * (len(unknown) > 1)),
-            expected=", ".join(artefact.labels[:5]) + (" …" if len(artefact.labels) > 5 else ""),
-            hint="judge it on images of its own classes, or fine-tune it on these",
-        )
+    numbers = known_classes(artefact, source)
     found = answers(
         artefact.model().to(device),
         source,
@@ -51,5 +63,4 @@ def judge_artefact(
         device=device,
         progress=progress,
     )
-    known = torch.from_numpy(np.array([numbers[name] for name in source.classes], dtype=np.int64))
-    return judge(found.logits, known[found.labels], classes=artefact.labels)
+    return judge(found.logits, torch.from_numpy(numbers)[found.labels], classes=artefact.labels)

@@ -33,6 +33,12 @@ class Images:
     test: Source | None
     bad: int
 
+    def in_words(self) -> str:
+        """What was found, in a line."""
+        parts = {"to learn from": self.train, "to validate on": self.val, "to test on": self.test}
+        counts = ", ".join(f"{len(source):,} {use}" for use, source in parts.items() if source is not None)
+        return f"{self.kind}: {len(self.classes)} classes, {counts}"
+
     @property
     def judged_by(self) -> tuple[str, Source] | None:
         """The images that the final model is judged by: the test images, or else those of validation."""
@@ -55,6 +61,7 @@ def find_images(
     splits = {name: without(source, bad) for name, source in found.splits.items()}
     images = divided(config, found, splits, bad=len(bad))
     on_leader(ranks, lambda _: _same_images(folder.data, images))
+    watcher.say(images.in_words())
     return images
 
 
@@ -68,7 +75,8 @@ def readable(
             return
         unsure = [source for source in found.splits.values() if not source.is_sound]
         total = sum(map(len, unsure))
-        watcher.work("checking images", total)
+        if total:
+            watcher.work("checking images", total)
         bad: list[BadFile] = []
         for source in unsure:
             done = 0

@@ -64,7 +64,10 @@ class Ranks:
 
 @contextmanager
 def joined(config: ParallelConfig) -> Iterator[Ranks]:
-    """Join the other ranks, where torchrun started this process, and leave them at the end."""
+    """Join the other ranks, where torchrun started this process, and leave them at the end.
+
+    Several runs of one process must share an outer `joined`: ranks that left cannot be sure to find each other again.
+    """
     device = choose_device(config.device, local_rank=int(os.environ.get("LOCAL_RANK", "0")))
     if config.threads:
         torch.set_num_threads(config.threads)
@@ -75,6 +78,10 @@ def joined(config: ParallelConfig) -> Iterator[Ranks]:
                 hint="start with: torchrun --nproc-per-node N -m vitkit train …, or leave out parallel.mode",
             )
         yield Ranks(device=device)
+        return
+    if distributed.is_initialized():  # inside another run's, or a sweep's
+        rank, ranks = distributed.get_rank(), distributed.get_world_size()
+        yield Ranks(device=device, rank=rank, ranks=ranks, timeout=config.timeout)
         return
     if device.type == "cuda":
         torch.cuda.set_device(device)

@@ -57,6 +57,9 @@ def conclude(
         device=ranks.device,
         ranks=ranks.ranks,
     )
+    for other in config.keep.compare_with:
+        if RunFolder(Path(other)).result() is None:
+            watcher.warn(f"{other} has no result to compare with: it is not a finished run")
     write_text(folder.report, page(config, artefact, images, folder=folder, judged=judged, ledger=ledger))
     summary: dict[str, object] = {
         "model": artefact.name,

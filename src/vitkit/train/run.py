@@ -5,9 +5,11 @@
 Run it again after an interruption and it goes on; run it again after it finished and it changes nothing.
 """
 
+import errno
 import math
-from collections.abc import Callable
-from contextlib import ExitStack
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,6 +17,8 @@ import torch
 
 from vitkit.checkpoints import native
 from vitkit.checkpoints.native import Artefact
+from vitkit.core.errors import ConfigError, TrainingError
+from vitkit.core.shapes import pair
 from vitkit.core.stopping import Stop, Stopped
 from vitkit.data.augment import check_augment
 from vitkit.data.loader import Batches, Position, Share, evaluation_batches, training_batches
@@ -33,12 +37,14 @@ from vitkit.train.make import (
     make_trainer,
     worker_count,
 )
-from vitkit.train.parallel import joined, on_leader
+from vitkit.train.parallel import Ranks, joined, on_leader
 from vitkit.train.report import conclude
 from vitkit.train.resume import best_so_far, resume, was_evaluated
 from vitkit.train.state import Checkpoints
 from vitkit.train.update import Trainer
 from vitkit.train.watch import Watcher
+from vitkit.zoo.lookup import configure, find
+from vitkit.zoo.variants import ModelConfig
 
 EVALUATIONS = 20
 """At most so many evaluations in a run that does not say how often."""
@@ -56,15 +62,15 @@ class Result:
 def run(config: RunConfig, out: Path | str, *, watcher: Watcher | None = None, stop: Stop | None = None) -> Result:
     """Carry out a run, or go on with it, or find it done."""
     folder, watcher, stop = RunFolder(Path(out)), watcher or Watcher(), stop or Stop()
-    with joined(config.parallel) as ranks, ExitStack() as closing:
+    with naming_the_disk(folder), joined(config.parallel) as ranks, ExitStack() as closing:
         watcher = watcher if ranks.leads else Watcher()
-        on_leader(ranks, lambda _: folder.claim(config))
+        closing.enter_context(claimed(folder, config, ranks=ranks))
         if (summary := folder.result()) is not None:
             return Result(folder, summary, was_finished=True)
 
         workers = worker_count(config, ranks)
-        check_augment(config.augment, channels=config.data.channels)
         pretrained = native.load(config.model.weights) if config.model.weights else None
+        check(config, pretrained=pretrained, ranks=ranks)
         try:
             images = find_images(config.data, folder=folder, ranks=ranks, workers=workers, watcher=watcher, stop=stop)
         except Stopped:
@@ -73,7 +79,10 @@ def run(config: RunConfig, out: Path | str, *, watcher: Watcher | None = None, s
 
         model_config = choose_model(config, classes=len(images.classes), pretrained=pretrained)
         prepared = choose_preprocessing(config, model_config, pretrained)
+        name, size = name_of(config, model_config, pretrained), pair(model_config.image_size)
         model = make_model(config, model_config, pretrained=pretrained, ranks=ranks, watcher=watcher)
+        parameters = sum(parameter.numel() for parameter in model.parameters())
+        watcher.say(f"{name}: {parameters:,} parameters, images of {size[0]}×{size[1]} pixels, {when.steps:,} steps")
         trainer = make_trainer(
             config, model, preprocessing=prepared, classes=len(images.classes), steps=when.steps, ranks=ranks
         )
@@ -97,7 +106,7 @@ def run(config: RunConfig, out: Path | str, *, watcher: Watcher | None = None, s
             return Result(folder, None)
 
         artefact = Artefact(
-            name=config.model.name or (pretrained.name if pretrained else ""),
+            name=name,
             config=model_config,
             state=finished_weights(trainer, model),
             preprocessing=prepared,
@@ -109,7 +118,83 @@ def run(config: RunConfig, out: Path | str, *, watcher: Watcher | None = None, s
                 config, artefact, images, folder=folder, ranks=ranks, workers=workers, watcher=watcher, alive=alive
             ),
         )
-        return Result(folder, summary)
+        return Result(folder, {} if summary is None else summary)  # only the leader has it
+
+
+@contextmanager
+def naming_the_disk(folder: RunFolder) -> Iterator[None]:
+    """Say of a file that cannot be written or read which it is, and what helps."""
+    try:
+        yield
+    except BrokenPipeError:
+        raise  # nobody listens any more: not the disk's fault
+    except OSError as error:
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        raise TrainingError(
+            f"{error.filename or folder.path}: {error.strerror or error}",
+            hint=f"{'make room' if full else 'mend the disk'} and run the same command again, or name another --out",
+        ) from error
+
+
+@contextmanager
+def claimed(folder: RunFolder, config: RunConfig, *, ranks: Ranks) -> Iterator[None]:
+    """Make the folder this run's own; a run that fails before it has kept anything leaves the place as it was.
+
+    Whoever mends the mistake can then use the same folder, which would otherwise hold "a run with another" setting.
+    """
+    new_places = [place for place in (folder.path, *folder.path.parents) if not place.exists()]
+    is_new, is_ours = not folder.config.exists(), False
+    try:
+        on_leader(ranks, lambda _: folder.claim(config))
+        is_ours = True
+        yield
+    except Exception:
+        if ranks.leads and is_new:
+            if is_ours and not has_kept_something(folder):
+                give_back(folder)
+            for place in new_places:
+                with suppress(OSError):  # it is not empty: somebody else uses it
+                    place.rmdir()
+        raise
+
+
+def has_kept_something(folder: RunFolder) -> bool:
+    """Whether there is something to go on from, or to read."""
+    logged = folder.metrics.exists() and folder.metrics.stat().st_size > 0
+    return logged or bool(Checkpoints(folder.checkpoints).steps())
+
+
+def give_back(folder: RunFolder) -> None:
+    """Remove what a run writes before its first checkpoint; what says whose folder it is last."""
+    for inner in (folder.checkpoints, folder.path / "tensorboard"):
+        shutil.rmtree(inner, ignore_errors=True)
+    for file in (folder.bad_files, folder.data, folder.metrics, folder.speed, folder.config):
+        file.unlink(missing_ok=True)
+
+
+def check(config: RunConfig, *, pretrained: Artefact | None, ranks: Ranks) -> None:
+    """Find mistakes in the settings at once, not after hours of looking at images."""
+    channels, schedule = config.data.channels, config.schedule
+    check_augment(config.augment, channels=channels)
+    Share(batch_size=schedule.batch_size, ranks=ranks.ranks, accumulate=schedule.accumulate)
+    if pretrained and pretrained.config.channels != channels:
+        raise ConfigError(
+            "the weights are for images of other channels",
+            expected=f"data.channels={pretrained.config.channels}",
+            got=f"data.channels={channels}",
+            hint=f"set channels={pretrained.config.channels}",
+        )
+    model = choose_model(config, classes=pretrained.config.classes if pretrained else 2, pretrained=pretrained)
+    choose_preprocessing(config, model, pretrained)
+
+
+def name_of(config: RunConfig, model: ModelConfig, pretrained: Artefact | None) -> str:
+    """What to call the model: its name, or that of the weights, which say so themselves where it was changed."""
+    if pretrained:
+        return pretrained.name
+    name = find(config.model.name or "").name
+    sizes = {"image_size": model.image_size, "classes": model.classes, "channels": model.channels}
+    return name if configure(name, **sizes) == model else f"{name}, changed"
 
 
 def rhythm(config: RunConfig, *, images: int) -> Rhythm:

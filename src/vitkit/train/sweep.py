@@ -4,6 +4,7 @@ The rates are tried on the training images without the held-out ones, the one th
 and the run is repeated with it on everything. Every trial is a run of its own, so a sweep goes on where it stopped.
 """
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -60,7 +61,7 @@ def sweep(
     watcher.say(f"lr {chosen.lr:g} did best on the held-out images: {chosen.val_top1:.2%}; now on all images")
     final = replace(with_rate(config, chosen.lr), data=replace(config.data, train_on="all"))
     result = run(final, out, watcher=watcher, stop=stop)
-    if result.summary is not None:
+    if result.summary is not None and os.environ.get("RANK", "0") == "0":
         write_json(out / "sweep.json", {"chosen": chosen.lr, "trials": [vars(each) for each in trials]})
     return Sweep(tuple(trials), result)
 

@@ -1,42 +1,49 @@
-"""`vitkit demo`: the first tour runs through on its own data."""
+"""`vitkit demo`: the whole way on built-in images, in a few steps of everything."""
 
 import json
-import re
+from pathlib import Path
 
 import pytest
 
 from vitkit.cli.main import main
 
 
-def test_the_tour_walks_through_the_four_steps(capsys):
-    assert main(["demo"]) == 0
-    output = capsys.readouterr().out
-    assert "5,717,416" in output
-    assert "An image is worth 14×14 words." in output
-    for step in ("embed", "encode", "pool", "head"):
-        assert any(line.split()[:1] == [step] for line in output.splitlines())
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("demo") / "runs"
+    assert main(["demo", "--quick", "--out", str(out)]) == 0
+    return out
 
 
-def test_the_tours_figures_are_there_for_scripts(capsys):
-    assert main(["demo", "--model", "S/32", "--json"]) == 0
+def test_the_demo_leaves_three_finished_runs_and_a_report_that_compares_them(demo: Path) -> None:
+    for run in ("from-scratch", "fractals", "fractals-then-digits"):
+        assert (demo / run / "model.safetensors").is_file()
+        assert (demo / run / "summary.json").is_file()
+    page = (demo / "fractals-then-digits" / "report.html").read_text(encoding="utf-8")
+    assert "from-scratch" in page
+
+
+def test_the_demo_again_changes_nothing_and_prints_its_figures_as_json(
+    demo: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = {path: path.stat().st_mtime_ns for path in demo.rglob("*") if path.is_file()}
+    assert main(["demo", "--quick", "--out", str(demo), "--json"]) == 0
     figures = json.loads(capsys.readouterr().out)
-    assert figures["parameters"] == 22_878_952
-    assert [step["step"] for step in figures["steps"]] == ["embed", "encode", "pool", "head"]
-    assert all(step["milliseconds"] > 0 for step in figures["steps"])
+    assert set(figures["runs"]) == {"from-scratch", "fractals", "fractals-then-digits"}
+    assert all(0.0 <= run["top1"] <= 1.0 for run in figures["runs"].values())
+    assert before == {path: path.stat().st_mtime_ns for path in demo.rglob("*") if path.is_file()}
 
 
-def test_the_picture_is_drawn_in_the_colours_of_the_patches(capsys, monkeypatch):
-    monkeypatch.setenv("FORCE_COLOR", "1")
-    monkeypatch.setenv("COLORTERM", "truecolor")
-    monkeypatch.setenv("TERM", "xterm-256color")
-    assert main(["demo", "--model", "S/32"]) == 0
-    output = capsys.readouterr().out
-    cells = re.findall(r"\x1b\[48;2;(\d+);(\d+);(\d+)m", output)
-    assert len(cells) >= 7 * 3  # seven rows of at least three colours
-    assert len(set(cells)) > 10
+def test_fine_tuning_in_the_demo_is_at_a_higher_resolution(demo: Path) -> None:
+    sizes = [
+        json.loads((demo / run / "config.json").read_bytes())["model"]["image_size"]
+        for run in ("fractals", "fractals-then-digits")
+    ]
+    assert sizes == [16, 24]
 
 
-@pytest.mark.parametrize("name", ["R50x1", "R50+B/16"])
-def test_a_model_without_patches_of_the_image_is_refused_with_a_way_out(capsys, name):
-    assert main(["demo", "--model", name]) == 1
-    assert "hint: try --model B/16" in capsys.readouterr().err
+def test_the_demo_ends_by_saying_what_to_do_with_ones_own_folder(
+    demo: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["demo", "--quick", "--out", str(demo)]) == 0
+    assert "vitkit train FOLDER --out runs/mine" in capsys.readouterr().out

@@ -7,7 +7,8 @@ import torch
 from torch import nn
 
 from vitkit.core.shapes import Tensor
-from vitkit.data.loader import Batch
+from vitkit.data.augment import AugmentConfig
+from vitkit.data.loader import Batch, Batches
 from vitkit.data.transforms import Preprocessing
 from vitkit.objectives.supervised import Outcome, Supervised, SupervisedConfig
 from vitkit.train.config import OptimizerConfig, RunConfig, ScheduleConfig
@@ -16,8 +17,6 @@ from vitkit.train.parallel import Ranks
 from vitkit.train.update import Trainer
 from vitkit.zoo.lookup import create
 
-from vitkit.data.augment import AugmentConfig  # isort: skip
-
 PREPROCESSING = Preprocessing(image_size=8, channels=1, mean=(0.5,), deviation=(0.5,))
 CONFIG = RunConfig(
     optimizer=OptimizerConfig(average=0.9),
@@ -25,7 +24,7 @@ CONFIG = RunConfig(
 )
 
 
-class Stream:
+class Stream(Batches):
     """Batches made of random numbers that belong to their place; from a place on."""
 
     def __init__(self, *, micro: int = 8, start: int = 0, bad: tuple[int, ...] = ()) -> None:

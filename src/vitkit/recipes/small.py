@@ -122,7 +122,7 @@ def fashion_mnist() -> RunConfig:
     )
 
 
-def cifar10small_model() -> RunConfig:
+def cifar10_small() -> RunConfig:
     """The usual crop and flip of CIFAR, and little else: half an hour is too short to learn by heart."""
     return RunConfig(
         model=cifar_model(),
@@ -134,7 +134,7 @@ def cifar10small_model() -> RunConfig:
     )
 
 
-def fractalssmall_model() -> RunConfig:
+def fractals_small() -> RunConfig:
     """Pre-training for cifar10-small's model on images that need no camera, one for each time it looks."""
     return RunConfig(
         model=cifar_model(),

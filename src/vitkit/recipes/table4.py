@@ -9,7 +9,6 @@ from vitkit.recipes.recipe import Recipe
 from vitkit.train.config import DataConfig, ModelChoice, OptimizerConfig, RunConfig, ScheduleConfig
 
 GROUP = "The paper, fine-tuning (Table 4)"
-PLAIN_HEAD = ("head.pre_logits=none", "head.bias=0.0")
 """The whole head of pre-training goes, and a single linear layer takes its place (appendix B.1.1)."""
 
 
@@ -110,7 +109,7 @@ def recipes() -> Iterator[Recipe]:
 def fine_tuning(row: Row) -> RunConfig:
     """The run of one row, by appendix B.1.1; the model and the place of the data are still to be put in."""
     return RunConfig(
-        model=ModelChoice(image_size=row.image_size, settings=PLAIN_HEAD, new_head=True),
+        model=ModelChoice(image_size=row.image_size, new_head=True),
         data=DataConfig(path=row.name.partition("-")[0], val_share=row.dev_share),
         augment=AugmentConfig(crop="inception", flip=True),
         optimizer=OptimizerConfig(name="sgd", momentum=0.9, weight_decay=0.0, clip=1.0, average=row.average),

@@ -193,8 +193,8 @@ def name_of(config: RunConfig, model: ModelConfig, pretrained: Artefact | None) 
     if pretrained:
         return pretrained.name
     name = find(config.model.name or "").name
-    sizes = {"image_size": model.image_size, "classes": model.classes, "channels": model.channels}
-    return name if configure(name, **sizes) == model else f"{name}, changed"
+    plain = configure(name, image_size=model.image_size, classes=model.classes, channels=model.channels)
+    return name if plain == model else f"{name}, changed"
 
 
 def rhythm(config: RunConfig, *, images: int) -> Rhythm:

@@ -7,6 +7,7 @@ from vitkit.core.errors import ConfigError, did_you_mean
 
 SHORT = {
     "data": "data.path",
+    "model": "model.name",
     "image_size": "model.image_size",
     "lr": "schedule.lr",
     "epochs": "schedule.epochs",

@@ -8,7 +8,13 @@ import click
 from vitkit.cli.output import print_json, print_sections, safe_text, talk_console
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
+    from vitkit.data.verify import BadFile
     from vitkit.evaluate.judgement import Judgement
+
+SHOWN = 20
+"""Of a long list of bad files a person sees so many."""
 
 
 @click.command("eval")
@@ -56,10 +62,12 @@ def command(
                 progress=lambda done: progress.update(checking, completed=done),
             )
         )
-        for file in bad:
-            talk.print(safe_text(f"warning: left out {file.name}: {file.reason}"), style="yellow", soft_wrap=True)
         if len(bad) == len(source):
-            raise DataError(f"{data}: not one of {len(bad)} images can be read", hint=f"see vitkit data check {data}")
+            raise DataError(
+                f"{data}: not one of {len(bad)} images can be read; {bad[0].name}: {bad[0].reason}",
+                hint=f"vitkit data check {data} lists them all",
+            )
+        warn_of(bad, talk)
         task = progress.add_task("judging", total=len(source) - len(bad))
         judgement = judge_artefact(
             artefact,
@@ -74,6 +82,15 @@ def command(
         print_json(judgement.to_json() | {"split": name, "bad": files})
         return
     print_judgement(judgement, split=name)
+
+
+def warn_of(bad: "list[BadFile]", talk: "Console") -> None:
+    """Name the images that are left out, or the first of very many."""
+    for file in bad[:SHOWN]:
+        talk.print(safe_text(f"warning: left out {file.name}: {file.reason}"), style="yellow", soft_wrap=True)
+    if len(bad) > SHOWN:
+        more = f"warning: left out {len(bad) - SHOWN:,} more; --json names all of them"
+        talk.print(more, style="yellow", soft_wrap=True)
 
 
 def print_judgement(judgement: "Judgement", *, split: str) -> None:

@@ -43,7 +43,7 @@ from vitkit.train.resume import best_so_far, resume, was_evaluated
 from vitkit.train.state import Checkpoints
 from vitkit.train.update import Trainer
 from vitkit.train.watch import Watcher
-from vitkit.zoo.lookup import configure, find
+from vitkit.zoo.lookup import find
 from vitkit.zoo.variants import ModelConfig
 
 EVALUATIONS = 20
@@ -192,9 +192,10 @@ def name_of(config: RunConfig, model: ModelConfig, pretrained: Artefact | None) 
     """What to call the model: its name, or that of the weights, which say so themselves where it was changed."""
     if pretrained:
         return pretrained.name
-    name = find(config.model.name or "").name
-    plain = configure(name, image_size=model.image_size, classes=model.classes, channels=model.channels)
-    return name if plain == model else f"{name}, changed"
+    variant = find(config.model.name or "")
+    fitted = {"image_size", "classes", "channels"}
+    is_plain = all(getattr(variant.config, key) == value for key, value in vars(model).items() if key not in fitted)
+    return variant.name if is_plain else f"{variant.name}, changed"
 
 
 def rhythm(config: RunConfig, *, images: int) -> Rhythm:

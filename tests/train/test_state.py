@@ -95,7 +95,8 @@ def falls_back(checkpoints: Checkpoints, file: str) -> None:
     assert found.step == found.progress.step == 2
     assert len(found.damaged) == 1
     assert "step-00000004" in found.damaged[0]
-    assert file in found.damaged[0] or "checksums.json" in found.damaged[0]
+    # Where a checksum itself is damaged, the file that it no longer fits is the one named.
+    assert file in found.damaged[0] or file == "checksums.json"
 
 
 @pytest.mark.parametrize("file", [TENSORS, REST, "checksums.json"])

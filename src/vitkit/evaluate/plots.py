@@ -235,7 +235,7 @@ def _line_frame(shown: Sequence[Series], *, percent: bool, scale: Scale) -> tupl
         bottom = math.floor(math.log10(low))
         ticks = [10.0**decade for decade in range(bottom, max(math.ceil(math.log10(high)), bottom + 1) + 1)]
     elif percent and high <= 1:
-        ticks = [tick for tick in nice_ticks(low, high) if tick <= 1 or tick < high] if high > low else [0, 0.5, 1.0]
+        ticks = [tick for tick in nice_ticks(low, high) if tick <= 1 or tick < high] if high > low else [0.0, 0.5, 1.0]
     else:
         ticks = [tick for tick in nice_ticks(0 if 0 < low < high / 3 else low, high) if tick >= 0 or low < 0]
     first, last = min(steps), max(steps)

@@ -5,6 +5,7 @@ torchrun starts the ranks and says in the environment who is who; a process it d
 
 import os
 import time
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from typing import TypeVar
 
 import torch
 from torch import distributed, nn
+from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.rendezvous import rendezvous
 from torch.distributed.tensor import DTensor, distribute_tensor
@@ -51,7 +53,14 @@ class Ranks:
             return [float(number) for number in numbers]
         summed = torch.tensor(numbers, dtype=torch.float64, device=self.device)
         distributed.all_reduce(summed)
-        return summed.tolist()
+        totals, held = summed.tolist(), weakref.ref(summed)
+        del summed
+        # A thread of gloo's lets go of the tensor a little later, and needs the interpreter to do so. Were it the last
+        # thing before the end, destroying the group would wait for that thread, and never let it have the interpreter.
+        end = time.monotonic() + 1.0
+        while self.device.type == "cpu" and held() is not None and time.monotonic() < end:
+            time.sleep(0)
+        return totals
 
     def wait(self) -> None:
         """Go on when all ranks have come here."""
@@ -88,7 +97,7 @@ def joined(config: ParallelConfig) -> Iterator[Ranks]:
     store, rank, ranks = next(rendezvous("env://", timeout=timedelta(seconds=config.timeout)))
     distributed.init_process_group(
         "nccl" if device.type == "cuda" else "gloo",
-        store=distributed.PrefixStore("ranks", store),
+        store=PrefixStore("ranks", store),
         rank=rank,
         world_size=ranks,
         timeout=timedelta(seconds=config.timeout),
@@ -117,7 +126,7 @@ def lost_each_other(error: RuntimeError) -> bool:
     return isinstance(error, distributed.DistError) or any(words in str(error) for words in known)
 
 
-def who_is_missing(store: distributed.Store, *, rank: int, ranks: int, timeout: float) -> str:
+def who_is_missing(store: Store, *, rank: int, ranks: int, timeout: float) -> str:
     """Name the ranks that do not answer, as those that still live can tell by meeting once more, at the store.
 
     A leader with work of its own joins the others up to a quarter of the timeout later, and so gives up later.

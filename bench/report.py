@@ -113,21 +113,26 @@ def commit() -> str:
 
 def section(results: Sequence[Result], around: Circumstances) -> str:
     """The section as Markdown."""
-    versions = ", ".join(f"{package} {number}" for package, number in around.versions.items())
-    busy = ": the machine was busy, do not trust these numbers" if around.is_busy else ""
     return f"""## Forward and backward pass
 
-- machine: {around.processor}, {around.cores} cores ({around.threads} threads used), {around.memory_gigabytes} GB, \
-instruction sets {around.instruction_sets}
-- taken on {around.date} at commit {around.commit}; {versions}
-- command: `{around.command}`
-- all other processes together used {around.others_share:.0%} of the cores during the run{busy}
+{facts(around)}
 
 {how(results)}
 {table(results)}
 
 {why()}
 """
+
+
+def facts(around: Circumstances) -> str:
+    """Where, when and of what, as a list; it warns where the machine was busy."""
+    versions = ", ".join(f"{package} {number}" for package, number in around.versions.items())
+    busy = ": the machine was busy, do not trust these numbers" if around.is_busy else ""
+    return f"""- machine: {around.processor}, {around.cores} cores ({around.threads} threads used), \
+{around.memory_gigabytes} GB, instruction sets {around.instruction_sets}
+- taken on {around.date} at commit {around.commit}; {versions}
+- command: `{around.command}`
+- all other processes together used {around.others_share:.0%} of the cores during the run{busy}"""
 
 
 def how(results: Sequence[Result]) -> str:
@@ -191,13 +196,14 @@ ratio between 0.98 and 1.02 should be read as a draw. bf16 on a processor withou
 slower than fp32 for everyone."""
 
 
-def write_section(text: str, path: Path) -> None:
+def write_section(text: str, path: Path, *, markers: tuple[str, str] = (BEGIN, END)) -> None:
     """Put the section between its markers in a file, in place of the last one; the rest of the file stays."""
-    marked = f"{BEGIN}\n{text}{END}\n"
+    begin, end = markers
+    marked = f"{begin}\n{text}{end}\n"
     before = path.read_text() if path.exists() else "# Benchmarks\n\n"
-    if BEGIN in before:
-        head, rest = before.split(BEGIN, 1)
-        after = rest.split(END, 1)[1].lstrip("\n") if END in rest else ""
+    if begin in before:
+        head, rest = before.split(begin, 1)
+        after = rest.split(end, 1)[1].lstrip("\n") if end in rest else ""
         marked = head + marked + ("\n" + after if after else "")
     else:
         marked = before.rstrip("\n") + "\n\n" + marked

@@ -11,12 +11,15 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
+from typing import TypeVar
 
 import torch
 from peers import CONTENDERS, Activation, Contender, build_equal, logits
 from rows import Row
 from torch import Tensor, nn
 from torch.nn import functional
+
+Name = TypeVar("Name", bound=str)
 
 CLOSE = 0.02
 """A ratio this near to 1 is measured again before it is believed."""
@@ -89,18 +92,18 @@ def race(row: Row, *, effort: Effort) -> tuple[Times, float]:
         rounds = effort.rounds(sum(warm_up(run) for run in runs.values()))
         start = time.perf_counter()
         for _ in range(1 + effort.retries):
-            interleave(runs, times, rounds=rounds)
+            interleave(runs, times.seconds, rounds=rounds)
             if not times.is_close() or time.perf_counter() - start > effort.patience:
                 break
     return times, difference
 
 
-def interleave(runs: Mapping[Contender, Callable[[], float]], times: Times, *, rounds: int) -> None:
+def interleave(runs: Mapping[Name, Callable[[], float]], seconds: Mapping[Name, list[float]], *, rounds: int) -> None:
     """Run each contender once a round. The order changes, so that each follows each of the others equally often."""
     orders = itertools.cycle(itertools.permutations(runs))
     for order in itertools.islice(orders, rounds):
         for name in order:
-            times.seconds[name].append(runs[name]())
+            seconds[name].append(runs[name]())
 
 
 def warm_up(run: Callable[[], float], *, seconds: float = 0.5) -> float:

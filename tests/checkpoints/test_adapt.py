@@ -15,7 +15,8 @@ SIZES = ("width=16", "depth=2", "heads=2", "mlp_dim=32")
 
 
 def vit(*settings: str, side: int = 16, classes: int = 3) -> ModelConfig:
-    return configure("Ti/16", image_size=side, patch_size=4, classes=classes, settings=(*SIZES, *settings))
+    small = configure("Ti/16", image_size=side, patch_size=4, classes=classes, settings=SIZES)
+    return configure(small, settings=settings)
 
 
 def weights(config: ModelConfig) -> dict[str, Tensor]:

@@ -5,15 +5,28 @@ import dataclasses
 import importlib.util
 import re
 import shlex
-from collections.abc import Iterator
+import subprocess
+from collections.abc import Iterator, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import click
+import numpy as np
 import pytest
+from PIL import Image
 
 import vitkit
+import vitkit.train.run
+import vitkit.train.sweep
+from vitkit.cli import finetune, train
+from vitkit.cli.demo import shortened
 from vitkit.cli.main import COMMANDS, main
+from vitkit.core.errors import VitkitError
+from vitkit.core.stopping import SAVED_AND_STOPPED
+from vitkit.data.augment import AugmentConfig, augreg
+from vitkit.data.fractals import FractalConfig
+from vitkit.data.sources.detect import EMBEDDED, KINDS
 from vitkit.model.attention import AttentionConfig
 from vitkit.model.config import DropoutConfig, TokenConfig, ViTConfig
 from vitkit.model.encoder import BlockConfig
@@ -21,6 +34,16 @@ from vitkit.model.heads import HeadConfig
 from vitkit.model.positions import PLACES, PositionConfig
 from vitkit.model.resample import KERNELS
 from vitkit.model.resnet import BackboneConfig, BiTConfig
+from vitkit.objectives.supervised import SupervisedConfig
+from vitkit.train.config import (
+    DataConfig,
+    KeepConfig,
+    ModelChoice,
+    OptimizerConfig,
+    ParallelConfig,
+    RunConfig,
+    ScheduleConfig,
+)
 from vitkit.zoo.table6 import TABLE_6
 from vitkit.zoo.variants import VARIANTS
 
@@ -29,6 +52,8 @@ DOCS = ROOT / "docs"
 PAGES = [*sorted(ROOT.glob("*.md")), *(path for path in sorted(DOCS.rglob("*.md")) if "_build" not in path.parts)]
 EXAMPLES = [ROOT / "README.md", *sorted(DOCS.glob("guides/*.md")), DOCS / "table6.md"]
 OTHER_PROGRAMS = {"make", "pip", "git", "."}
+LEARNING = {"train", "finetune", "demo"}
+"""Commands that take minutes; here they take a few steps."""
 CONFIGS = (
     ViTConfig,
     PositionConfig,
@@ -40,6 +65,18 @@ CONFIGS = (
     BackboneConfig,
     BiTConfig,
 )
+RUN_SECTIONS = {
+    "RunConfig": RunConfig,
+    "model": ModelChoice,
+    "data": DataConfig,
+    "data.fractals": FractalConfig,
+    "augment": AugmentConfig,
+    "objective": SupervisedConfig,
+    "optimizer": OptimizerConfig,
+    "schedule": ScheduleConfig,
+    "parallel": ParallelConfig,
+    "keep": KeepConfig,
+}
 
 examples = pytest.mark.parametrize("page", EXAMPLES, ids=lambda path: path.name)
 pages = pytest.mark.parametrize("page", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
@@ -107,7 +144,7 @@ def test_python_examples_run_and_give_what_they_show(page: Path) -> None:
 def commands(text: str) -> Iterator[tuple[str, str]]:
     """Every command of the console and shell blocks, with the output shown under it."""
     for code in blocks(text, "sh"):
-        yield from ((line, "") for line in code.splitlines() if line)
+        yield from ((line, "") for line in code.replace("\\\n", " ").splitlines() if line)
     for code in blocks(text, "console"):
         for part in re.split(r"^\$ ", code, flags=re.MULTILINE)[1:]:
             command, _, output = part.partition("\n")
@@ -127,7 +164,48 @@ def assert_shown(output: str, shown: str, *, where: str) -> None:
     assert re.fullmatch(pattern, actual), f"{where} shows\n{shown}\nbut it printed\n{actual}"
 
 
+def resolved(arguments: Sequence[str]) -> RunConfig:
+    """The run that `train` or `finetune` with these arguments stands for; a wrong one is an error."""
+    name, *rest = arguments
+    command = {"train": train, "finetune": finetune}[name]
+    given = command.command.make_context(name, list(rest)).params
+    if name == "train":
+        return train.resolve(given["recipe"], given["assignments"])
+    return finetune.resolve(given["weights"], given["data"], given["recipe"], given["assignments"])
+
+
+def can_run(config: RunConfig) -> bool:
+    """Whether the images and weights of a run are here: those of most recipes are not."""
+    weights = config.model.weights
+    return (config.data.path in EMBEDDED or Path(config.data.path).exists()) and (not weights or Path(weights).exists())
+
+
+@pytest.fixture
+def folder_with_photos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder that examples are run in: it has the photos that the pages speak of."""
+    rng = np.random.default_rng(0)
+    for place, number, label in np.ndindex(2, 12, 2):
+        name = tmp_path / ("photos", "new-photos")[place] / ("cat", "dog")[label] / f"{number}.jpg"
+        name.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(rng.integers(0, 256, (30, 40, 3), dtype=np.uint8)).save(name)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def few_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let every run be a short one, whatever starts it."""
+    run = vitkit.train.run.run
+
+    def run_shortly(config: RunConfig, *arguments: Any, **named: Any) -> vitkit.train.run.Result:
+        return run(shortened(config), *arguments, **named)
+
+    for module in (vitkit.train.run, vitkit.train.sweep):
+        monkeypatch.setattr(module, "run", run_shortly)
+
+
 @examples
+@pytest.mark.usefixtures("folder_with_photos", "few_steps")
 def test_commands_run_and_print_what_is_shown(
     page: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -139,15 +217,51 @@ def test_commands_run_and_print_what_is_shown(
         program, *arguments = shlex.split(line, comments=True)
         if program in OTHER_PROGRAMS:
             continue
+        if program == "torchrun":
+            assert resolved(arguments[arguments.index("vitkit") + 1 :])
+            continue
         assert program == "vitkit"
+        if arguments[0] in LEARNING - {"demo"} and not can_run(resolved(arguments)):
+            continue
         assert main(arguments) == 0, capsys.readouterr().err
         output = capsys.readouterr().out
         if not shown or arguments == ["doctor"]:  # every machine has its own report
             continue
-        if arguments == ["demo"]:
+        if arguments[0] in LEARNING:
             assert_shown(without_numbers(output), without_numbers(shown), where=page.name)
         else:
             assert_shown(output, shown, where=f"{page.name}: {line}")
+
+
+def test_a_mistake_in_a_command_that_is_not_run_would_be_found() -> None:
+    assert resolved(["train", "imagenet-b16", "--out", "x", "data=imagenet/"]).data.path == "imagenet/"
+    with pytest.raises(click.UsageError):
+        resolved(["train", "imagenet-b16", "--output", "x"])
+    with pytest.raises(VitkitError):
+        resolved(["train", "imagenet-b16", "--out", "x", "schedule.batchsize=8"])
+
+
+# Clusters
+
+
+def test_slurm_script_parses_and_its_run_is_one() -> None:
+    [script] = blocks(read(DOCS / "guides" / "scaling-out.md"), "bash")
+    assert subprocess.run(["bash", "-n"], input=script, text=True, check=False).returncode == 0
+    [command] = re.findall(r"exec vitkit (.+)'", script)
+    assert resolved(shlex.split(command))
+    assert f'"$code" -eq {SAVED_AND_STOPPED}' in script
+
+
+def test_kubernetes_manifest_reads_and_its_run_is_one() -> None:
+    yaml = pytest.importorskip("yaml", reason="PyYAML comes with the comparison tools")
+    [manifest] = blocks(read(DOCS / "guides" / "scaling-out.md"), "yaml")
+    service, job = yaml.safe_load_all(manifest)
+    pod = job["spec"]["template"]["spec"]
+    assert service["spec"]["selector"] == {"job-name": job["metadata"]["name"]}
+    assert pod["subdomain"] == service["metadata"]["name"]
+    command = pod["containers"][0]["command"]
+    assert f"--nnodes={job['spec']['completions']}" in command
+    assert resolved(command[command.index("vitkit") + 1 :])
 
 
 @pages
@@ -216,15 +330,50 @@ def default_of(field: dataclasses.Field[Any]) -> str:
     )
 
 
-@pytest.mark.parametrize("config", CONFIGS, ids=lambda config: config.__name__)
-def test_models_page_has_every_field_with_its_default(config: type[Any]) -> None:
-    rows = table_rows(section(read(DOCS / "guides" / "models.md"), config.__name__))
+def says(shown: str, field: dataclasses.Field[Any]) -> bool:
+    """Whether a cell of a table has the field's default, perhaps rounded."""
+    if shown == default_of(field):
+        return True
+    return bool(np.allclose(ast.literal_eval(shown), field.default, rtol=1e-4, atol=0))
+
+
+def assert_fields_told(rows: list[list[str]], config: type[Any]) -> None:
+    """Every field has a row with its default and what it means."""
     told = {name.strip("`"): default for name, default, *_ in rows if name.startswith("`")}
     assert told.keys() == {field.name for field in dataclasses.fields(config)}
     for field in dataclasses.fields(config):
-        shown = told[field.name]
-        assert shown == default_of(field) or float(shown) == field.default
+        assert says(told[field.name], field), field.name
     assert all(row[-1] for row in rows)
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=lambda config: config.__name__)
+def test_models_page_has_every_field_with_its_default(config: type[Any]) -> None:
+    assert_fields_told(table_rows(section(read(DOCS / "guides" / "models.md"), config.__name__)), config)
+
+
+@pytest.mark.parametrize(("heading", "config"), RUN_SECTIONS.items(), ids=list(RUN_SECTIONS))
+def test_run_configuration_page_has_every_field_with_its_default(heading: str, config: type[Any]) -> None:
+    assert_fields_told(table_rows(section(read(DOCS / "guides" / "run-configuration.md"), heading)), config)
+
+
+def test_run_configuration_page_has_every_section() -> None:
+    sections = [field.name for field in dataclasses.fields(RunConfig) if dataclasses.is_dataclass(field.default)]
+    assert set(sections) | {"RunConfig", "data.fractals"} == RUN_SECTIONS.keys()
+
+
+def test_data_page_has_every_kind() -> None:
+    headings = re.findall("^### (.+)$", section(read(DOCS / "guides" / "data.md"), "Layouts"), flags=re.MULTILINE)
+    assert sorted(headings) == sorted((*KINDS, *EMBEDDED))
+
+
+def test_training_page_has_the_levels_of_augreg() -> None:
+    rows = table_rows(section(read(DOCS / "guides" / "training.md"), "Augmentation"))
+    levels = {name: augreg(name) for name, *_ in rows}
+    assert rows == [
+        [name, str(level.mixup), str(level.randaugment_layers), str(level.randaugment_magnitude)]
+        for name, level in levels.items()
+    ]
+    assert len(rows) == 7
 
 
 def test_models_page_has_every_kind_of_positions_with_its_places() -> None:

@@ -1,8 +1,9 @@
 """Requests on stdin go in, forked `vitkit` processes come out, each without the seconds that importing torch takes.
 
 A request is one line of JSON. {"arguments", "environment", "log", "faulty_sync"} answers {"pid"}: the child is a
-process group of its own that runs the command line on those arguments. {"wait": pid} answers {"code"}: a negative signal
-or an exit code. `faulty_sync` [n, errno] lets the child's n-th and later calls of fsync fail, as a dying disk does.
+process group of its own that runs the command line on those arguments. {"wait": pid} answers {"code"}: a negative
+signal or an exit code. `faulty_sync` [n, errno] lets the child's n-th and later calls of fsync fail, as a dying disk
+does.
 """
 
 import json

@@ -118,8 +118,10 @@ class Launcher:
         faulty_sync: tuple[int, int] | None = None,
     ) -> Victim:
         """Start `vitkit train` on a run's folder, or go on with it."""
+        settled = dict(setting.split("=", 1) for setting in (*run.settings, *settings))  # the last one counts
+        assignments = [f"{key}={value}" for key, value in settled.items()]
         request = {
-            "arguments": ["train", str(run.recipe), "--out", str(run.inside), *run.settings, *settings],
+            "arguments": ["train", str(run.recipe), "--out", str(run.inside), *assignments],
             "environment": environment or {},
             "log": str(run.log),
             "faulty_sync": faulty_sync,

@@ -1,6 +1,6 @@
 """Runs several jobs on the ranks that torchrun starts: python -m torch.distributed.run … ranks.py JOBS.json.
 
-A job is {"config": a TOML file, "out": a folder, "stop": a step or null}; what goes wrong is written to OUT.error.
+A job is {"config": a TOML file, "out": a folder, "stop": a step or null}; what goes wrong goes to OUT.error.
 """
 
 import json
@@ -39,11 +39,15 @@ def main(jobs: Path) -> None:
 def work(jobs: Path) -> None:
     for job in json.loads(jobs.read_text(encoding="utf-8")):
         stop = Stop()
+        config = load_toml(job["config"], RunConfig, recipes={})
         try:
-            run(load_toml(job["config"], RunConfig, recipes={}), job["out"], stop=stop, watcher=StopAt(stop, job["stop"]))
+            result = run(config, job["out"], stop=stop, watcher=StopAt(stop, job["stop"]))
         except VitkitError as error:
             if os.environ["RANK"] == "0":
                 Path(job["out"] + ".error").write_text(str(error), encoding="utf-8")
+            continue
+        if (result.summary is None) != (job["stop"] is not None) and os.environ["RANK"] == "0":
+            Path(job["out"] + ".error").write_text("did not stop, or did not finish", encoding="utf-8")
 
 
 if __name__ == "__main__":

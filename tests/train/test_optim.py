@@ -51,7 +51,7 @@ def released_schedule(step: int, *, base: float, total: int, warmup: int, decay:
 @pytest.mark.parametrize("end", [0.0, 1e-5])
 def test_learning_rate_follows_the_released_schedule(decay, warmup, end) -> None:
     config = ScheduleConfig(lr=0.03, warmup_steps=warmup, decay=decay, end_lr=end)
-    for step in range(0, 121):
+    for step in range(121):
         wanted = released_schedule(step, base=0.03, total=100, warmup=warmup, decay=decay, end=end)
         assert learning_rate(config, step=step, steps=100) == pytest.approx(wanted, rel=1e-12, abs=1e-18), step
 
@@ -92,9 +92,7 @@ def test_weight_decay_spares_every_kind_of_position_and_token(settings, spared) 
 def test_weight_decay_touches_exactly_the_convolutions_and_the_head_of_a_resnet() -> None:
     model = create("R50x1", device="meta")
     decayed = {name for name, parameter in model.named_parameters() if is_kernel(name, parameter)}
-    kernels = {
-        f"{name}.weight" for name, module in model.named_modules() if isinstance(module, nn.Conv2d | nn.Linear)
-    }
+    kernels = {f"{name}.weight" for name, module in model.named_modules() if isinstance(module, nn.Conv2d | nn.Linear)}
     assert decayed == kernels
 
 

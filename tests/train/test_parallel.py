@@ -137,7 +137,9 @@ def test_adam_learns_the_same(ran, name) -> None:
 @pytest.mark.parametrize("name", ["then-one", "then-two", "then-four"])
 def test_a_run_saved_on_two_ranks_goes_on_with_one_two_or_four(ran, name) -> None:
     assert difference(ran / "alone", ran / name) < 1e-5
-    assert [record["step"] for record in runlog.read(ran / name / "metrics.jsonl") if "loss" in record] == [*range(1, 21)]
+    assert [record["step"] for record in runlog.read(ran / name / "metrics.jsonl") if "loss" in record] == [
+        *range(1, 21)
+    ]
 
 
 def test_a_stopped_run_on_two_ranks_is_the_same_bit_for_bit(ran) -> None:

@@ -181,7 +181,7 @@ def test_parameters_are_their_average_for_a_while_even_when_something_fails() ->
     model, state = made()
     learn(model, state, steps=3)
     before = {name: tensor.clone() for name, tensor in state.tensors().items()}
-    with pytest.raises(RuntimeError), state.averaged():
+    with pytest.raises(RuntimeError), state.averaged():  # noqa: PT012  what fails is inside the context
         assert torch.equal(state.parameters["2.weight"], before["average.2.weight"])
         raise RuntimeError
     assert equal(state.tensors(), before)

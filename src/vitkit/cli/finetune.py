@@ -38,7 +38,7 @@ def command(
     vitkit finetune runs/fractals photos/ --out runs/photos
     vitkit finetune runs/fractals photos/ --out runs/large image_size=96 --sweep
     """
-    if sweep or rates:
+    if sweep or rates is not None:
         from vitkit.cli.sweeping import carry_out_sweep
 
         carry_out_sweep(

@@ -177,6 +177,9 @@ def conclude(error: Exception, *, verbose: bool) -> int:
             click.echo(safe_text(line), err=True)
     if isinstance(error, VitkitError):
         print_error(str(error), hint=error.hint)
+    elif isinstance(error, OSError) and error.strerror:  # a full disk, a folder that is read-only: not ours to foresee
+        place = f"{error.filename}: " if error.filename else ""
+        print_error(f"{place}{error.strerror}", hint="mend this and run the same command again")
     else:
         hint = None if verbose else "this is not expected; run it again with -v to see where it happened"
         print_error(f"{type(error).__name__}: {error}".removesuffix(": "), hint=hint)

@@ -29,7 +29,7 @@ def carry_out_sweep(
         from vitkit.train.sweep import sweep
 
         with Shown() as watcher:
-            found = sweep(make(), tried or find(recipe).rates, out, watcher=watcher if leads else None, stop=stop)
+            found = sweep(make(), tried or find(recipe).rates, out, watcher=watcher, stop=stop)
     if found.final is None or found.final.summary is None:
         if leads:
             talk_console().print(f"stopped by {stop.signal or 'another rank'}; run the same command again to go on")

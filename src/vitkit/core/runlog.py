@@ -16,6 +16,7 @@ from pathlib import Path
 from types import TracebackType
 
 from vitkit.core.errors import VitkitError
+from vitkit.core.files import write_bytes
 
 __all__ = ["Record", "RunLog", "Scalar", "Value", "read", "truncate_after"]
 
@@ -102,12 +103,7 @@ def truncate_after(path: Path | str, step: int) -> None:
     """
     path = Path(path)
     kept = [line.text for line in _whole_lines(path) if line.step <= step]
-    temporary = path.with_name(f"{path.name}.tmp")
-    with temporary.open("wb") as file:
-        file.writelines(kept)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
+    write_bytes(path, b"".join(kept))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,7 +1,7 @@
 """A model and a batch of labelled images go in, the loss to descend and the numbers to show come out."""
 
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol, runtime_checkable
 
 from torch import nn
 from torch.nn import functional
@@ -17,6 +17,7 @@ class Outcome(NamedTuple):
     sums: dict[str, Tensor]
 
 
+@runtime_checkable
 class Objective(Protocol):
     """What a run descends. This alone tells supervised, masked and distilled runs apart."""
 

@@ -61,7 +61,8 @@ class Result:
 
 def run(config: RunConfig, out: Path | str, *, watcher: Watcher | None = None, stop: Stop | None = None) -> Result:
     """Carry out a run, or go on with it, or find it done."""
-    folder, watcher, stop = RunFolder(Path(out)), watcher or Watcher(), stop or Stop()
+    folder, watcher = RunFolder(Path(out)), watcher or Watcher()
+    stop = Stop() if stop is None else stop  # one that nobody asked yet is false, and is the one to look at
     with naming_the_disk(folder), joined(config.parallel) as ranks, ExitStack() as closing:
         watcher = watcher if ranks.leads else Watcher()
         closing.enter_context(claimed(folder, config, ranks=ranks))

@@ -4,7 +4,6 @@ The rates are tried on the training images without the held-out ones, the one th
 and the run is repeated with it on everything. Every trial is a run of its own, so a sweep goes on where it stopped.
 """
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,6 +12,7 @@ from vitkit.checkpoints.native import write_json
 from vitkit.core.errors import ConfigError
 from vitkit.core.stopping import Stop
 from vitkit.train.config import RunConfig
+from vitkit.train.parallel import joined
 from vitkit.train.resume import best_so_far, logged
 from vitkit.train.run import Result, run
 from vitkit.train.watch import Watcher
@@ -49,20 +49,22 @@ def sweep(
     """Try the rates, choose, and run on everything; the final run's folder is `out`, the trials are inside it."""
     if not config.data.val_share:
         raise ConfigError("a sweep chooses by held-out images, and data.val_share is 0", hint="set data.val_share=0.1")
-    out, watcher = Path(out), watcher or Watcher()
+    out = Path(out)
     trials: list[Trial] = []
-    for rate in rates:
-        watcher.say(f"trying lr {rate:g}")
-        result = run(with_rate(config, rate), out / TRIALS / f"lr-{rate:g}", watcher=watcher, stop=stop)
-        if result.summary is None:
-            return Sweep(tuple(trials), None)
-        trials.append(trial(rate, result))
-    chosen = max(trials, key=lambda each: (each.val_top1, -each.val_loss))
-    watcher.say(f"lr {chosen.lr:g} did best on the held-out images: {chosen.val_top1:.2%}; now on all images")
-    final = replace(with_rate(config, chosen.lr), data=replace(config.data, train_on="all"))
-    result = run(final, out, watcher=watcher, stop=stop)
-    if result.summary is not None and os.environ.get("RANK", "0") == "0":
-        write_json(out / "sweep.json", {"chosen": chosen.lr, "trials": [vars(each) for each in trials]})
+    with joined(config.parallel) as ranks:
+        watcher = watcher if watcher and ranks.leads else Watcher()
+        for rate in rates:
+            watcher.say(f"trying lr {rate:g}")
+            result = run(with_rate(config, rate), out / TRIALS / f"lr-{rate:g}", watcher=watcher, stop=stop)
+            if result.summary is None:
+                return Sweep(tuple(trials), None)
+            trials.append(trial(rate, result))
+        chosen = max(trials, key=lambda each: (each.val_top1, -each.val_loss))
+        watcher.say(f"lr {chosen.lr:g} did best on the held-out images: {chosen.val_top1:.2%}; now on all images")
+        final = replace(with_rate(config, chosen.lr), data=replace(config.data, train_on="all"))
+        result = run(final, out, watcher=watcher, stop=stop)
+        if result.summary is not None and ranks.leads:
+            write_json(out / "sweep.json", {"chosen": chosen.lr, "trials": [vars(each) for each in trials]})
     return Sweep(tuple(trials), result)
 
 

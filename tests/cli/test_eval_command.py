@@ -1,6 +1,7 @@
 """`vitkit eval`: a model is judged on images of its classes, however few, in whatever order, whatever their names."""
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -13,15 +14,18 @@ from vitkit.cli.main import main
 CLASSES = ["<script>alert(1)</script>", "cat", "dog\x1b[31m", "owl"]
 
 
+def manifest(folder: Path, numbers: list[int]) -> None:
+    """List the photos of some of the classes, in this order, under the classes' own names."""
+    rows = [f"{number}/{index:02}.png,{CLASSES[number]}" for number in numbers for index in range(12)]
+    (folder / "metadata.csv").write_text("\n".join(["file_name,label", *rows]) + "\n", encoding="utf-8")
+
+
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run on four classes, two of them with names to be careful with, and the photos it learned from."""
     place = tmp_path_factory.mktemp("judged")
-    rows = ["file_name,label"]
-    for number, name in enumerate(CLASSES):
-        photos(place / "photos", [str(number)], each=12)
-        rows += [f"{number}/{index:02}.png,{name}" for index in range(12)]
-    (place / "photos" / "metadata.csv").write_text("\n".join(rows) + "\n", encoding="utf-8")
+    photos(place / "photos", ["0", "1", "2", "3"], each=12)
+    manifest(place / "photos", [0, 1, 2, 3])
     shape = ["model=Ti/16", "image_size=16", "model.patch_size=8"]
     settings = ['model.settings=["width=16","heads=2","depth=1","mlp_dim=16"]', "steps=3", "batch_size=8", "workers=0"]
     assert main(["train", str(place / "photos"), "--out", str(place / "run"), *shape, *settings]) == 0
@@ -75,9 +79,9 @@ def test_names_cannot_steer_the_terminal_or_the_page(shell):
 
 def test_classes_are_found_by_name_in_any_order_and_number(shell):
     whole = shell("eval", "run", "photos", "--workers", "0", "--json").json
-    rows = [f"photos/{number}/{index:02}.png,{CLASSES[number]}" for number in (3, 1) for index in range(12)]
-    Path("some.csv").write_text("\n".join(["file_name,label", *rows]) + "\n", encoding="utf-8")
-    some = shell("eval", "run", "some.csv", "--workers", "0", "--json").json
+    shutil.copytree("photos", "some")
+    manifest(Path("some"), [3, 1])
+    some = shell("eval", "run", "some", "--workers", "0", "--json").json
     assert some["count"] == 24
     assert [each["count"] for each in some["per_class"]] == [0, 12, 0, 12]
     for number in (1, 3):

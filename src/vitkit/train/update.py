@@ -4,7 +4,6 @@ Every random number of a step is a function of (seed, step, rank), so what a run
 state that a checkpoint holds. A step in which anything is not finite changes no weight.
 """
 
-from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -18,7 +17,7 @@ from vitkit.core.stopping import Stop
 from vitkit.data.loader import Batch, Batches
 from vitkit.data.mixing import mix, one_hot
 from vitkit.data.transforms import Preprocessing
-from vitkit.objectives.supervised import Outcome
+from vitkit.objectives.supervised import Objective
 from vitkit.train.config import RunConfig
 from vitkit.train.optim import clip, gradient_norm, learning_rate, set_learning_rate
 from vitkit.train.parallel import Ranks, last_of_several
@@ -44,7 +43,7 @@ class Trainer:
 
     config: RunConfig
     model: nn.Module
-    objective: Callable[[nn.Module, Tensor, Tensor], Outcome]
+    objective: Objective
     state: State
     ranks: Ranks
     preprocessing: Preprocessing

@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: setup demo test check format bench docs clean
+.PHONY: setup demo test soak check format bench docs clean
 
 setup: $(VENV)/.dev
 
@@ -14,6 +14,9 @@ demo: $(VENV)/.user
 
 test: $(VENV)/.dev
 	$(BIN)/python -m pytest
+
+soak: $(VENV)/.dev
+	$(BIN)/python tests/soak/soak.py --full
 
 check: $(VENV)/.dev
 	$(BIN)/ruff check .

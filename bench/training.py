@@ -368,11 +368,11 @@ def from_files(rates: Rates) -> str:
         "|---|--:|--:|--:|--:|",
         f"| compute alone, batch in memory | {rates.compute:.1f} | 100 % | | |",
     ]
-    lines += [f"| decode alone, {workers} workers | {rate:.1f} | | | |" for workers, rate in rates.decode.items()]
+    lines += [f"| decode alone, workers: {workers} | {rate:.1f} | | | |" for workers, rate in rates.decode.items()]
     lines.append(f"| what the cores can reach | {rates.limit:.1f} | {percent(rates.limit / rates.compute)} | 100 % | |")
     for workers, rate in rates.both.items():
         shares = [rate / rates.compute, rate / rates.limit, rates.waiting[workers]]
-        lines.append(f"| training, {workers} workers | {rate:.1f} | {' | '.join(map(percent, shares))} |")
+        lines.append(f"| training, workers: {workers} | {rate:.1f} | {' | '.join(map(percent, shares))} |")
     return "\n".join(lines)
 
 

@@ -1,4 +1,4 @@
-"""Draw vit.svg, the way of an image through vitkit, from the image of `vitkit demo`.
+"""Draw vit.svg, the way of an image through vitkit, from an image drawn on the spot.
 
 Run it in the repository's root: .venv/bin/python docs/pictures/draw.py
 """
@@ -6,10 +6,9 @@ Run it in the repository's root: .venv/bin/python docs/pictures/draw.py
 from itertools import groupby
 from pathlib import Path
 
+import torch
 from torch import Tensor
 from torch.nn import functional
-
-from vitkit.cli.demo import drawn_image
 
 WIDTH, HEIGHT = 1000, 436
 GRID = 14
@@ -20,6 +19,21 @@ CLASS, CLASS_PALE = "#6d4bd8", "#e9e3fb"
 ATTEND, MLP, NORM = "#dbe7fb", "#fde6d3", "#e7ecf0"
 SANS = "system-ui, -apple-system, 'Segoe UI', Helvetica, Arial, sans-serif"
 MONO = "ui-monospace, SFMono-Regular, Menlo, Consolas, 'DejaVu Sans Mono', monospace"
+
+
+# The image
+
+
+def drawn_image(size: tuple[int, int]) -> Tensor:
+    """A sun over hills, in red, green and blue from 0 to 1."""
+    y, x = torch.meshgrid(*(torch.linspace(0, 1, side) for side in size), indexing="ij")
+    image = torch.stack([0.35 + 0.5 * y, 0.55 + 0.25 * y, 0.95 - 0.25 * y])
+    sun = ((x - 0.68) ** 2 + (y - 0.3) ** 2 < 0.012)[None]
+    far = (y > 0.62 + 0.07 * torch.sin(7 * x))[None]
+    near = (y > 0.78 + 0.06 * torch.cos(5 * x + 1))[None]
+    for shape, colour in ((sun, (1.0, 0.85, 0.3)), (far, (0.3, 0.5, 0.42)), (near, (0.14, 0.32, 0.2))):
+        image = torch.where(shape, torch.tensor(colour)[:, None, None], image)
+    return image
 
 
 # Shapes

@@ -78,6 +78,15 @@ def test_a_signal_saves_and_the_same_command_goes_on_to_the_same_bits(shell, mon
         assert Path("run", name).read_bytes() == Path("never-stopped", name).read_bytes()
 
 
+def test_a_signal_while_images_are_checked_is_obeyed_as_well(shell, monkeypatch):
+    with monkeypatch.context() as patched:
+        patched.setattr(Shown, "advance", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
+        stopped = shell.train("photos", "run")
+    assert stopped.code == 75
+    assert "step 1" not in stopped.talk
+    assert shell.train("photos", "run").code == 0
+
+
 def test_json_is_all_that_stdout_holds(shell):
     said = shell.train("photos", "run", "--json")
     assert said.json["classes"] == 2

@@ -1,6 +1,7 @@
 """What is shown of a run: a bar on a terminal, plain lines elsewhere, and nothing that could steer either."""
 
 import io
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
@@ -22,7 +23,7 @@ def written(monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
 def terminal(monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
     """A terminal's screen, with all that was ever drawn on it."""
     file = io.StringIO()
-    screen = Console(file=file, force_terminal=True, width=160, highlight=False, markup=False, color_system=None)
+    screen = Console(file=file, force_terminal=True, width=80, highlight=False, markup=False, color_system=None)
     monkeypatch.setattr(watching, "talk_console", lambda: screen)
     return file
 
@@ -58,6 +59,12 @@ def test_without_a_terminal_a_long_run_says_something_now_and_then(written, monk
         for step in range(1, 21):
             shown.pulse(pulse(step))
     assert 3 <= len(written.getvalue().splitlines()) <= 10
+
+
+def test_days_are_left_in_hours(written):
+    with Shown() as shown:
+        shown.pulse(replace(pulse(1), seconds_left=30 * 3600.0))
+    assert written.getvalue().endswith("30:00:00 left\n")
 
 
 def test_long_lines_are_not_broken_and_nothing_is_written_at_the_end(written):
@@ -103,16 +110,28 @@ def test_a_terminal_has_a_bar_with_the_numbers_and_the_time_left(terminal):
         "judging the model",
     ):
         assert text in drawn
+    assert "━━━━━━━━━━" in drawn
+    assert "…" not in drawn  # 80 columns are enough
     assert drawn.endswith("\x1b[2K")  # the bar is gone
     assert "\x1b[?25h" in drawn  # and the cursor is back
+
+
+def test_the_bar_begins_anew_with_the_next_run_of_a_sweep(terminal):
+    with Shown() as shown:
+        for steps in (3, 50):
+            shown.work("checking images", 4)
+            for step in range(1, 4):
+                shown.pulse(pulse(step, steps=steps))
+        (task,) = shown.progress.tasks
+        assert (task.completed, task.total, task.finished) == (3, 50, False)
 
 
 def test_an_error_leaves_the_terminal_in_order(terminal):
     def fail() -> None:
         with Shown() as shown:
             shown.pulse(pulse(1))
-            raise ValueError
+            raise KeyboardInterrupt
 
-    with pytest.raises(ValueError, match=""):
+    with pytest.raises(KeyboardInterrupt):
         fail()
     assert "\x1b[?25h" in terminal.getvalue()

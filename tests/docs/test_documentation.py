@@ -14,14 +14,15 @@ from typing import Any
 import click
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 import vitkit
 import vitkit.train.run
 import vitkit.train.sweep
 from vitkit.cli import finetune, train
-from vitkit.cli.demo import shortened
 from vitkit.cli.main import COMMANDS, main
+from vitkit.core.config import apply_overrides
 from vitkit.core.errors import VitkitError
 from vitkit.core.stopping import SAVED_AND_STOPPED
 from vitkit.data.augment import AugmentConfig, augreg
@@ -53,7 +54,7 @@ PAGES = [*sorted(ROOT.glob("*.md")), *(path for path in sorted(DOCS.rglob("*.md"
 EXAMPLES = [ROOT / "README.md", *sorted(DOCS.glob("guides/*.md")), DOCS / "table6.md"]
 OTHER_PROGRAMS = {"make", "pip", "git", "."}
 LEARNING = {"train", "finetune", "demo"}
-"""Commands that take minutes; here they take a few steps."""
+"""Commands that take minutes; here they take one step."""
 CONFIGS = (
     ViTConfig,
     PositionConfig,
@@ -193,19 +194,25 @@ def folder_with_photos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def few_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let every run be a short one, whatever starts it."""
+def one_step(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Let every run be a short one, whatever starts it. Threads would wait for each other longer than they work."""
     run = vitkit.train.run.run
+    short = ["schedule.epochs=none", "schedule.steps=1", "schedule.batch_size=8", "data.workers=0"]
+    few = ["data.fractals.classes=10", "data.fractals.per_class=20"]
 
     def run_shortly(config: RunConfig, *arguments: Any, **named: Any) -> vitkit.train.run.Result:
-        return run(shortened(config), *arguments, **named)
+        return run(apply_overrides(config, short + few), *arguments, **named)
 
     for module in (vitkit.train.run, vitkit.train.sweep):
         monkeypatch.setattr(module, "run", run_shortly)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 @examples
-@pytest.mark.usefixtures("folder_with_photos", "few_steps")
+@pytest.mark.usefixtures("folder_with_photos", "one_step")
 def test_commands_run_and_print_what_is_shown(
     page: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

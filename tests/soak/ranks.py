@@ -55,6 +55,17 @@ def stopped_rank(folder: Path, *, count: int, timeout: int = 10) -> Finding:
     return finding
 
 
+def named(folder: Path, *, timeout: int) -> Finding:
+    """R8, without the half minute that torchrun grants a hung rank: one is stopped, the other says which and ends."""
+    finding = Finding("R8 a rank hangs")
+    run = Run(folder / "hung", (*SETTINGS, f"parallel.timeout={timeout}"))
+    with torchrun(run) as agent:
+        takes_steps(run, agent, after=20)
+        os.kill(next(pid for pid in children(agent.pid) if rank_of(pid) == 1), signal.SIGSTOP)
+        says(run, agent, "rank 1 did not answer", seconds=10.0 * timeout)
+    return finding
+
+
 def takes_steps(run: Run, agent: subprocess.Popen, *, after: int) -> None:
     """Wait until the run has logged a step after this one."""
     wait_for(lambda: run.last_step() > after, agent)

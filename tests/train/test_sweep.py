@@ -89,11 +89,11 @@ def test_a_sweep_stopped_in_its_final_run_goes_on_with_that(config, tmp_path):
     assert not (tmp_path / "out/sweep.json").exists()
     told = Told()
     assert sweep(config, [0.01], tmp_path / "out", watcher=told).final is not None
-    assert "going on from step 1" in told.lines
+    assert any(line.startswith("going on from step") for line in told.lines)
     assert (tmp_path / "out/sweep.json").exists()
 
 
-def test_more_rates_may_be_tried_in_a_sweep_that_stopped_but_not_in_one_that_ended(config, tmp_path):
+def test_a_sweep_that_ended_is_not_overwritten_by_one_that_chooses_otherwise(config, tmp_path):
     sweep(config, [0.01], tmp_path / "out")
     with pytest.raises(ConfigError, match=r"another schedule\.lr"):
         sweep(config, [1e-12, 0.05], tmp_path / "out")

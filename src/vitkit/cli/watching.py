@@ -1,9 +1,11 @@
 """What a run tells goes in; a progress bar with time left, or plain lines where there is no terminal, comes out."""
 
 import time
+from collections.abc import Iterable
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.text import Text
 
 from vitkit.cli.output import safe_text, talk_console
 from vitkit.train.watch import Pulse, Watcher
@@ -12,17 +14,28 @@ SECONDS_BETWEEN_LINES = 10.0
 """How often a run that nobody watches on a terminal writes a line."""
 
 
+class Bars(Progress):
+    """Bars, and a line of numbers below them: in one line, 80 columns would leave no room for the bar."""
+
+    numbers = ""
+
+    def get_renderables(self) -> Iterable[RenderableType]:
+        """The bars, then the numbers where there are any."""
+        yield from super().get_renderables()
+        if self.numbers:
+            yield Text(self.numbers, style="dim", no_wrap=True, overflow="ellipsis")
+
+
 class Shown(Watcher):
     """Shows a run on stderr. Use it as a context, so that the terminal is left as it was."""
 
     def __init__(self) -> None:
         self.console: Console = talk_console()
         self.live = self.console.is_terminal
-        self.progress = Progress(
+        self.progress = Bars(
             TextColumn("{task.description}"),
             BarColumn(bar_width=None),
             MofNCompleteColumn(),
-            TextColumn("{task.fields[numbers]}"),
             TimeRemainingColumn(compact=True),
             console=self.console,
             transient=True,
@@ -31,6 +44,7 @@ class Shown(Watcher):
         self.training: TaskID | None = None
         self.other: TaskID | None = None
         self.last_line = 0.0
+        self.last_step = 0
 
     def __enter__(self) -> "Shown":
         if self.live:
@@ -55,7 +69,8 @@ class Shown(Watcher):
             self.progress.remove_task(self.other)
         if self.training is not None:
             self.progress.update(self.training, visible=False)
-        self.other = self.progress.add_task(what, total=total, numbers="")
+        self.progress.numbers = ""
+        self.other = self.progress.add_task(what, total=total)
         if not self.live:
             self.say(f"{what}: {total}")
 
@@ -73,15 +88,20 @@ class Shown(Watcher):
         if not self.live:
             if time.monotonic() - self.last_line > SECONDS_BETWEEN_LINES or pulse.step == pulse.steps:
                 self.last_line = time.monotonic()
-                left = time.strftime("%H:%M:%S", time.gmtime(pulse.seconds_left))
+                minutes, seconds = divmod(round(pulse.seconds_left), 60)
+                left = f"{minutes // 60:02}:{minutes % 60:02}:{seconds:02}"  # of more than a day too
                 self.say(f"step {pulse.step}/{pulse.steps} · epoch {pulse.epoch:.2f} · {numbers} · {left} left")
             return
+        if self.other is not None:
+            self.progress.remove_task(self.other)
+            self.other = None
         if self.training is None:
-            if self.other is not None:
-                self.progress.remove_task(self.other)
-                self.other = None
-            self.training = self.progress.add_task("training", total=pulse.steps, numbers=numbers)
-        self.progress.update(self.training, completed=pulse.step, numbers=numbers, visible=True)
+            self.training = self.progress.add_task("training", total=pulse.steps)
+        elif pulse.step <= self.last_step:  # the next run of a sweep
+            self.progress.reset(self.training, total=pulse.steps)
+        self.last_step = pulse.step
+        self.progress.numbers = numbers
+        self.progress.update(self.training, completed=pulse.step, visible=True)
 
     def evaluated(self, step: int, numbers: dict[str, float]) -> None:
         """Print how good the model is now."""

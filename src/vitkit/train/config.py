@@ -78,6 +78,9 @@ class ScheduleConfig:
     def __post_init__(self) -> None:
         for name in ("batch_size", "accumulate", "lr"):
             check_positive(f"schedule.{name}", getattr(self, name))
+        for name in ("lr", "end_lr"):
+            if not 0 <= getattr(self, name) < float("inf"):
+                raise ConfigError(f"schedule.{name} is not a rate", expected="0 ≤ rate", got=getattr(self, name))
         if (self.epochs is None) == (self.steps is None):
             raise ConfigError(
                 "a run's length is either schedule.epochs or schedule.steps",

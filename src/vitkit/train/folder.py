@@ -73,6 +73,10 @@ class RunFolder:
         """Make the folder this run's own, or find that it already is; another run's folder is an error."""
         try:
             self.path.mkdir(parents=True, exist_ok=True)
+        except FileExistsError as error:
+            raise TrainingError(
+                f"{self.path} is a file", expected="a folder", hint="name another folder with --out"
+            ) from error
         except OSError as error:
             raise TrainingError(f"{self.path}: {error.strerror}", hint="name another folder with --out") from error
         if not os.access(self.path, os.W_OK | os.X_OK):

@@ -174,4 +174,5 @@ def gradient_norm(parameters: Iterable[nn.Parameter]) -> Tensor:
 
 def clip(parameters: Iterable[nn.Parameter], *, limit: float, norm: Tensor) -> None:
     """Scale all gradients so that their global norm is at most the limit."""
-    torch.nn.utils.clip_grads_with_norm_(list(parameters), limit, norm, foreach=True)
+    if norm > limit:  # torch would multiply by 1
+        torch.nn.utils.clip_grads_with_norm_(list(parameters), limit, norm, foreach=True)

@@ -57,7 +57,8 @@ class Trainer:
         rate = learning_rate(config.schedule, step=step, steps=self.steps)
         micro_batches = config.schedule.accumulate
         loss = correct = count = 0.0
-        self.model.train()
+        if not self.model.training:  # telling every module takes a hundredth of a small step
+            self.model.train()
         for number in range(micro_batches):
             batch = next(batches)
             images, targets = self.prepare(batch, random)

@@ -93,7 +93,7 @@ def detect(place: Path) -> str:
             return name
     raise DataError(
         f"{place} has no data that vitkit knows",
-        expected="; ".join(kind.looks_like for kind in KINDS.values()),
+        expected="CLASS/IMAGE, train/CLASS/IMAGE, a manifest, shards or a published data set",
         got=contents(place),
         hint="vitkit reads folders of images, one folder for each class",
     )

@@ -78,7 +78,8 @@ def test_names_cannot_steer_the_terminal_or_the_page(shell):
 
 
 def test_classes_are_found_by_name_in_any_order_and_number(shell):
-    whole = shell("eval", "run", "photos", "--workers", "0", "--json").json
+    shutil.copytree("photos", "others")
+    whole = shell("eval", "run", "others", "--workers", "0", "--json").json
     shutil.copytree("photos", "some")
     manifest(Path("some"), [3, 1])
     some = shell("eval", "run", "some", "--workers", "0", "--json").json
@@ -147,3 +148,13 @@ def test_grey_photos_are_judged_too(shell):
 
 def test_labels_are_kept_as_they_were_written(trained):
     assert json.loads((trained / "run" / "labels.json").read_bytes()) == CLASSES
+
+
+def test_on_its_own_folder_a_model_is_judged_by_what_was_held_out(shell: Shell) -> None:
+    said = shell("eval", "run", "photos", "--json")
+    held_out = json.loads(Path("run/data.json").read_bytes())["images"]["val"]
+    assert (said.json["split"], said.json["count"]) == ("val", held_out)
+
+
+def test_on_what_it_learned_from_a_model_is_judged_with_a_warning(shell: Shell) -> None:
+    assert "may have seen them" in shell("eval", "run", "photos", "--split", "train").talk

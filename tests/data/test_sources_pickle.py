@@ -34,11 +34,7 @@ class Runs:
 
 @given(value=PLAIN, protocol=st.integers(0, 5))
 def test_plain_values_are_what_pickle_gives(value: object, protocol: int) -> None:
-    content = pickle.dumps(value, protocol=protocol)
-    if protocol < 3 and b"_codecs" in content and b"__builtin__" in content:
-        return  # an empty bytes of protocols 0…2 is a call of bytes(), which no data file has
-    if isinstance(value, str | bytes) or b"__builtin__" not in content:
-        assert read_pickle(content, where="x") == value
+    assert read_pickle(pickle.dumps(value, protocol=protocol), where="x") == value
 
 
 @pytest.mark.parametrize("protocol", range(6))

@@ -43,7 +43,7 @@ def test_killed_ranks_go_on_to_the_same_result(launcher: Launcher, tmp_path: Pat
 
 
 def test_a_run_asked_to_stop_saves_where_it_stands_and_goes_on_exactly(launcher: Launcher, tmp_path: Path) -> None:
-    assert kept(faults.stops(launcher, tmp_path, count=6))
+    assert kept(faults.stops(launcher, tmp_path, count=5))
 
 
 def test_the_number_of_workers_changes_no_bit(launcher: Launcher, tmp_path: Path) -> None:
@@ -60,7 +60,8 @@ def test_a_disk_with_errors_leaves_good_checkpoints_and_one_message(launcher: La
 
 
 @pytest.mark.skipif(
-    sys.platform != "linux" or subprocess.run(["unshare", "--mount", "true"], capture_output=True).returncode != 0,
+    sys.platform != "linux"
+    or subprocess.run(["unshare", "--mount", "true"], check=False, capture_output=True).returncode != 0,
     reason="mounting a small disk needs root",
 )
 def test_a_full_or_read_only_disk_leaves_good_checkpoints_and_one_message(tmp_path: Path) -> None:

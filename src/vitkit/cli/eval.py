@@ -31,6 +31,8 @@ def command(
 ) -> None:
     """Judge the model in the folder RUN on DATA: top-1, top-5, per class, calibration, confusion.
 
+    On the data set that it learned from, it is judged by the images that were held out.
+
     \b
     vitkit eval runs/photos photos/
     vitkit eval runs/photos holidays/ --json
@@ -42,13 +44,17 @@ def command(
     from vitkit.data.sources.detect import open_data
     from vitkit.data.verify import verify, without
     from vitkit.evaluate.judging import choose_split, judge_artefact, known_classes
+    from vitkit.train.folder import RunFolder
+    from vitkit.train.images import as_divided_for
     from vitkit.train.parallel import choose_device
 
     artefact, place = load(run), choose_device(device)
-    found = open_data(data, kind=kind)
+    found = as_divided_for(RunFolder(run), open_data(data, kind=kind))
     name, source = choose_split(found, split)
     known_classes(artefact, source)  # before time is spent on looking at images
     talk = talk_console()
+    if name == "train":
+        talk.print("warning: these are images to learn from; the model may have seen them", style="yellow")
     talk.print(safe_text(f"{found.kind}: {len(source):,} images of split {name}"), soft_wrap=True)
     with Progress(console=talk, transient=True, disable=not talk.is_terminal) as progress:
         checking = progress.add_task("checking images", total=len(source))

@@ -61,4 +61,4 @@ def print_result(result: "Result", *, as_json: bool) -> None:
         rows.append(("speed", f"{ledger['images_per_second']:,.0f} images/s, {ledger['utilisation']:.0%} of the peak"))
     rows += [("report", str(result.folder.report)), ("weights", str(folder / "model.safetensors"))]
     title = "Already done, nothing was changed" if result.was_finished else "Done"
-    print_sections({title: rows, "Next": [("judge it on other images", f"vitkit eval {folder} FOLDER")]})
+    print_sections({title: rows, "Next": [("judge it on other images", f"vitkit eval {folder} OTHER-FOLDER")]})

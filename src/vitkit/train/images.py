@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
+from vitkit.core.config import load_toml
 from vitkit.core.errors import DataError
 from vitkit.core.files import write_text
 from vitkit.core.stopping import Stop
@@ -15,7 +16,7 @@ from vitkit.data.source import DataSet, Joined, Source
 from vitkit.data.sources.detect import open_data
 from vitkit.data.split import split
 from vitkit.data.verify import BadFile, read_bad_files, too_many, verify, without, write_bad_files
-from vitkit.train.config import DataConfig
+from vitkit.train.config import DataConfig, RunConfig
 from vitkit.train.folder import RunFolder
 from vitkit.train.parallel import Ranks, on_leader
 from vitkit.train.watch import Watcher
@@ -115,6 +116,22 @@ def divided(config: DataConfig, found: DataSet, splits: dict[str, Source], *, ba
     if len(train) == 0:
         raise DataError(f"{config.path}: no image is left to train on")
     return Images(place=found.place, kind=found.kind, classes=found.classes, train=train, val=val, test=test, bad=bad)
+
+
+def as_divided_for(folder: RunFolder, found: DataSet) -> DataSet:
+    """The data set with the splits that a run made of it, where it is the one that the run learned from.
+
+    So a model is judged on what was held out, not on what it has seen.
+    """
+    if not folder.config.exists():
+        return found
+    config = load_toml(folder.config, RunConfig, recipes={}).data
+    if Path(config.path).resolve() != Path(found.place).resolve():
+        return found
+    bad = read_bad_files(folder.bad_files) if folder.bad_files.exists() else []
+    images = divided(config, found, {name: without(source, bad) for name, source in found.splits.items()}, bad=len(bad))
+    parts = {"train": images.train, "val": images.val, "test": images.test}
+    return DataSet(found.place, {name: source for name, source in parts.items() if source is not None})
 
 
 def _same_images(path: Path, images: Images) -> None:

@@ -225,6 +225,6 @@ def next_steps(folder: RunFolder) -> tuple[tuple[str, str], ...]:
     """What to do with the model."""
     run = folder.path.name
     return (
-        ("Judge it on other images", f"vitkit eval {run} FOLDER"),
-        ("Teach it other classes", f"vitkit finetune {run} FOLDER --out NEW"),
+        ("Judge it on other images", f"vitkit eval {run} OTHER-FOLDER"),
+        ("Teach it other classes", f"vitkit finetune {run} OTHER-FOLDER --out NEW"),
     )

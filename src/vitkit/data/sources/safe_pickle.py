@@ -19,7 +19,9 @@ DTYPE = "numpy dtype"
 NDARRAY = "numpy ndarray"
 RECONSTRUCT = ("numpy.core.multiarray _reconstruct", "numpy._core.multiarray _reconstruct")
 FROM_BUFFER = ("numpy.core.numeric _frombuffer", "numpy._core.numeric _frombuffer")
-ALLOWED = frozenset({ENCODE, DTYPE, NDARRAY, *RECONSTRUCT, *FROM_BUFFER})
+BYTES = "__builtin__ bytes"
+"""How old protocols write empty bytes: a call without arguments."""
+ALLOWED = frozenset({BYTES, ENCODE, DTYPE, NDARRAY, *RECONSTRUCT, *FROM_BUFFER})
 
 
 @dataclass(frozen=True)
@@ -168,6 +170,8 @@ def reduced(called: object, arguments: object) -> object:
         raise ValueError("it has arguments that are no tuple")
     if text == ENCODE and isinstance(arguments[0], str) and arguments[1] in ("latin1", b"latin1"):
         return arguments[0].encode("latin-1")
+    if text == BYTES and arguments == ():
+        return b""
     if text == DTYPE:
         return Element(arguments[0])
     if text in RECONSTRUCT and arguments[0] == Name(NDARRAY):

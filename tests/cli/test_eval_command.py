@@ -41,7 +41,8 @@ def shell(capsys: pytest.CaptureFixture[str], tmp_path: Path, trained: Path, mon
 
 
 def test_json_has_what_scripts_rely_on(shell):
-    said = shell("eval", "run", "photos", "--workers", "0", "--json")
+    shutil.copytree("photos", "others")
+    said = shell("eval", "run", "others", "--workers", "0", "--json")
     assert said.code == 0
     found = said.json
     assert {

@@ -41,7 +41,7 @@ def test_two_commands_lead_from_a_folder_to_a_judged_model(shell):
     trained = shell.train("photos", "run")
     assert trained.code == 0
     assert trained.out.startswith("Done\n")
-    assert "vitkit eval run FOLDER" in trained.out
+    assert "vitkit eval run OTHER-FOLDER" in trained.out
     assert "class folders: 2 classes, 36 to learn from, 4 to validate on" in trained.talk
     judged = shell("eval", "run", "photos", "--workers", "0")
     assert judged.code == 0

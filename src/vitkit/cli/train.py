@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from vitkit.core.errors import VitkitError
     from vitkit.train.config import RunConfig
 
-SHAPE = ("width", "depth", "heads", "mlp_dim", "pooling")
+SHAPE = ("width", "depth", "heads", "mlp_dim", "pooling", "block.activation")
 """Settings that make a recipe's model a model of its own."""
 
 

@@ -36,6 +36,7 @@ class Stop:
 def listening() -> Iterator[Stop]:
     """Turn SIGTERM and SIGINT into a flag, for as long as the context lasts.
 
+    >>> import os
     >>> with listening() as stop:
     ...     os.kill(os.getpid(), signal.SIGTERM)
     ...     stop.signal

@@ -40,6 +40,7 @@ class SupervisedConfig:
 class Supervised:
     """Cross-entropy between the model's logits and targets that may be mixed, or smoothed.
 
+    >>> import torch
     >>> model = nn.Sequential(nn.Flatten(), nn.Linear(4, 2))
     >>> outcome = Supervised(SupervisedConfig())(model, torch.rand(8, 1, 2, 2), torch.eye(2).repeat(4, 1))
     >>> outcome.loss.shape, sorted(outcome.sums)
@@ -61,6 +62,7 @@ def cross_entropy(
 ) -> Float[Tensor, ""]:
     """The mean over images; a sigmoid loss is the sum over an image's classes, as in the released code.
 
+    >>> import torch
     >>> cross_entropy(torch.zeros(1, 4), torch.tensor([[0.0, 1.0, 0.0, 0.0]]), loss="softmax").item()
     1.3862943649291992
     """

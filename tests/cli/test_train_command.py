@@ -45,7 +45,7 @@ def test_two_commands_lead_from_a_folder_to_a_judged_model(shell):
     assert "class folders: 2 classes, 36 to learn from, 4 to validate on" in trained.talk
     judged = shell("eval", "run", "photos", "--workers", "0")
     assert judged.code == 0
-    assert "On 40 images (all)" in judged.out
+    assert "On 4 images (val)" in judged.out
     names = {"config.toml", "metrics.jsonl", "checkpoints", "model.safetensors", "config.json", "bad_files.csv"}
     names |= {"preprocessor_config.json", "labels.json", "checksums.json", "report.html", "summary.json"}
     assert names <= {path.name for path in Path("run").iterdir()}

@@ -236,8 +236,8 @@ def stop_at(launcher: Launcher, run: Run, step: int, *settings: str, ranks: int 
 def other_ranks(launcher: Launcher, folder: Path, *, ways: tuple[tuple[int, int], ...], steps: int = 200) -> Finding:
     """R3: a run that goes on with another number of ranks sees the same images, and learns the same to rounding.
 
-    Biases of keys are counted apart. Attention does not depend on them, so their gradient is nothing but rounding, which
-    Adam makes as large as any other.
+    Biases of keys are counted apart. Attention does not depend on them, so their gradient is nothing but rounding,
+    which Adam makes as large as any other.
     """
     finding = Finding("R3 resume with other ranks", {"images in the same order": 0})
     settings = (f"schedule.steps={steps}", "keep.save_every=50", "keep.evaluate_every=100")

@@ -15,15 +15,15 @@ LOW, HIGH = 16, 24
 
 
 def fractals() -> RunConfig:
-    """Grey fractals of a hundred formulas."""
+    """Grey fractals of fifty formulas."""
     return RunConfig(
         model=small_model(image_size=LOW, patch_size=4, width=96, depth=4, mlp_dim=192),
         data=DataConfig(
-            path="fractals", channels=1, fractals=FractalConfig(classes=100, per_class=200, size=LOW, colour=False)
+            path="fractals", channels=1, fractals=FractalConfig(classes=50, per_class=400, size=LOW, colour=False)
         ),
         augment=AugmentConfig(crop="pad", pad=2),
         optimizer=OptimizerConfig(weight_decay=0.05),
-        schedule=ScheduleConfig(batch_size=128, epochs=5.0, lr=2e-3, warmup_steps=50),
+        schedule=ScheduleConfig(batch_size=32, epochs=5.0, lr=1.5e-3, warmup_steps=50),
     )
 
 
@@ -34,7 +34,7 @@ def digits() -> RunConfig:
         data=DataConfig(path="digits", channels=1, val_share=0.0),
         augment=AugmentConfig(crop="pad", pad=2, flip=False),
         optimizer=OptimizerConfig(weight_decay=0.05),
-        schedule=ScheduleConfig(batch_size=64, epochs=20.0, lr=1e-3, warmup_steps=40),
+        schedule=ScheduleConfig(batch_size=32, epochs=12.0, lr=2e-3, warmup_steps=40),
     )
 
 

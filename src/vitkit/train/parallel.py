@@ -95,6 +95,10 @@ def joined(config: ParallelConfig) -> Iterator[Ranks]:
     if device.type == "cuda":
         torch.cuda.set_device(device)
     store, rank, ranks = next(rendezvous("env://", timeout=timedelta(seconds=config.timeout)))
+    if os.environ.get("GROUP_WORLD_SIZE") == "1":
+        # torchrun keeps its store when it starts the ranks again, and with it the addresses of those that are gone.
+        # Only on one node do all ranks know the same number of restarts.
+        store = PrefixStore(f"attempt {os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
     distributed.init_process_group(
         "nccl" if device.type == "cuda" else "gloo",
         store=PrefixStore("ranks", store),

@@ -1,7 +1,7 @@
 """Training from JPEG files: a folder goes in; how fast the model learns from it, beside memory and decoding, comes out.
 
-OMP_WAIT_POLICY=passive python bench/from_files.py FOLDER        about five minutes, prints JSON
-OMP_WAIT_POLICY=passive python bench/from_files.py FOLDER --steps 4 --rounds 1
+GOMP_SPINCOUNT=1000 python bench/from_files.py FOLDER        about five minutes, prints JSON
+GOMP_SPINCOUNT=1000 python bench/from_files.py FOLDER --steps 4 --rounds 1
 
 bench/training.py starts it. The variable is what `vitkit train` sets: threads that wait awake keep cores from decoders.
 

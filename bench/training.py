@@ -300,7 +300,7 @@ def rates_from_files(photos: str, *, quick: bool) -> Rates | None:
         return None
     script = str(Path(__file__).with_name("from_files.py"))
     effort = ["--steps", "4", "--rounds", "1"] if quick else []
-    environment = os.environ | {"OMP_WAIT_POLICY": "passive"}
+    environment = os.environ | {"GOMP_SPINCOUNT": "1000"}
     command = [sys.executable, script, photos, *effort]
     done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env=environment)
     return Rates(**json.loads(done.stdout))

@@ -196,7 +196,7 @@ def name_of(config: RunConfig, model: ModelConfig, pretrained: Artefact | None) 
     variant = find(config.model.name or "")
     fitted = {"image_size", "classes", "channels"}
     is_plain = all(getattr(variant.config, key) == value for key, value in vars(model).items() if key not in fitted)
-    return variant.name if is_plain else f"{variant.name}, changed"
+    return variant.name if is_plain else f"{variant.name} (changed)"
 
 
 def rhythm(config: RunConfig, *, images: int) -> Rhythm:

@@ -20,7 +20,6 @@ from vitkit.data.loader import (
     Share,
     Stream,
     evaluation_batches,
-    keys_at,
     order,
     training_batches,
 )
@@ -74,11 +73,18 @@ def test_orders_of_epochs_and_seeds_differ() -> None:
     assert len(orders) == 16
 
 
+def keys_at(start: Position, *, count: int, size: int) -> list[tuple[int, int]]:
+    """What the stream should give, from whole epochs laid end to end."""
+    epochs = range(start.epoch, start.epoch + count // size + 2)
+    whole = [(epoch, int(index)) for epoch in epochs for index in order(start.seed, epoch, size=size)]
+    return whole[start.position : start.position + count]
+
+
 @given(position=st.integers(0, 6), count=st.integers(1, 40), epoch=st.integers(0, 3))
 def test_keys_run_through_each_epoch_once_and_then_into_the_next(position, count, epoch) -> None:
-    keys = keys_at(Position(3, epoch, position), count=count, size=7)
-    whole = [(number, int(index)) for number in range(epoch, epoch + 8) for index in order(3, number, size=7)]
-    assert keys == whole[position : position + count]
+    start = Position(3, epoch, position)
+    keys = next(iter(Stream(size=7, start=start, share=Share(batch_size=count))))
+    assert keys == keys_at(start, count=count, size=7)
 
 
 @given(

@@ -172,6 +172,15 @@ def test_dropout_differs_between_steps_and_ranks() -> None:
     assert not torch.equal(torch.rand(4), first)
 
 
+def test_each_update_drops_out_anew() -> None:
+    """The same images with weights that do not move: only dropout can tell one step's loss from another's."""
+    frozen = replace(CONFIG, schedule=replace(CONFIG.schedule, lr=1e-30))
+    made = trainer(frozen, dropout=0.5)
+    nn.init.normal_(made.state.parameters["head.weight"])  # a zero head would hide what dropout does
+    losses = {made.update(Stream()).loss for _ in range(4)}
+    assert len(losses) == 4
+
+
 def test_the_numbers_of_an_update_are_those_of_the_batch() -> None:
     made = trainer()
     update = made.update(Stream())

@@ -72,20 +72,6 @@ def order(seed: int, epoch: int, *, size: int) -> NDArray[np.int64]:
     return np.random.Generator(np.random.Philox(key=[seed, epoch])).permutation(size)
 
 
-def keys_at(start: Position, *, count: int, size: int) -> list[Key]:
-    """The next `count` images of the stream; a batch may begin in one epoch and end in another.
-
-    >>> [epoch for epoch, _ in keys_at(Position(0, 0, 3), count=4, size=5)]
-    [0, 0, 1, 1]
-    """
-    keys: list[Key] = []
-    while len(keys) < count:
-        taken = order(start.seed, start.epoch, size=size)[start.position : start.position + count - len(keys)]
-        keys += [(start.epoch, int(index)) for index in taken]
-        start = start.after(len(taken), size=size)
-    return keys
-
-
 @dataclass(frozen=True, kw_only=True)
 class Share:
     """This rank's part of every global batch: an equal slice of it, in micro-batches one after the other."""
@@ -118,7 +104,14 @@ class Share:
 
 
 class Stream(Sampler[list[Key]]):
-    """The keys of this rank's micro-batches, from a position on and without end."""
+    """The keys of this rank's micro-batches, from a position on and without end.
+
+    A batch may begin in one epoch and end in another.
+
+    >>> keys = next(iter(Stream(size=5, start=Position(0, 0, 3), share=Share(batch_size=4))))
+    >>> [epoch for epoch, _ in keys]
+    [0, 0, 1, 1]
+    """
 
     def __init__(self, *, size: int, start: Position, share: Share) -> None:
         self.size, self.start, self.share = size, start, share

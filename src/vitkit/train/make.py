@@ -9,7 +9,6 @@ from vitkit.checkpoints.adapt import adapt
 from vitkit.checkpoints.native import Artefact
 from vitkit.core.errors import ConfigError
 from vitkit.core.shapes import Size
-from vitkit.data.loader import Share
 from vitkit.data.transforms import Preprocessing, preprocessing
 from vitkit.model.config import ViTConfig
 from vitkit.model.vit import ViT
@@ -82,7 +81,6 @@ def make_trainer(
     config: RunConfig, model: Model, *, preprocessing: Preprocessing, classes: int, steps: int, ranks: Ranks
 ) -> Trainer:
     """What makes updates: the model spread over ranks, its optimizer and its average."""
-    Share(batch_size=config.schedule.batch_size, ranks=ranks.ranks, accumulate=config.schedule.accumulate)
     if config.optimizer.tune == "lora" and config.parallel.mode == "fsdp2":
         raise ConfigError(
             "LoRA's small additions are not sharded", hint="use parallel.mode=ddp with optimizer.tune=lora"

@@ -99,7 +99,7 @@ def run(config: RunConfig, out: Path | str, *, watcher: Watcher | None = None, s
             stop=stop,
             watcher=watcher,
             logs=closing.enter_context(Logs.open(folder, config.keep, step=step)) if ranks.leads else None,
-            evaluate=evaluation(trainer, images.val, watcher=watcher, workers=workers) if images.val else None,
+            evaluate=evaluation(trainer, images.val, workers=workers) if images.val else None,
             best=best_so_far(folder),
         )
         pending = bool(images.val) and when.due(when.evaluate, step) and not was_evaluated(folder, step)
@@ -234,7 +234,7 @@ def stream(trainer: Trainer, source: Source, *, workers: int) -> Batches:
     )
 
 
-def evaluation(trainer: Trainer, source: Source, *, watcher: Watcher, workers: int) -> Evaluate:
+def evaluation(trainer: Trainer, source: Source, *, workers: int) -> Evaluate:
     """What judges the model on the validation images, shared out among the ranks."""
     config, ranks, state = trainer.config, trainer.ranks, trainer.state
     batch_size = max(1, config.schedule.batch_size // (ranks.ranks * config.schedule.accumulate))

@@ -21,6 +21,7 @@ from vitkit.data.loader import (
     Stream,
     evaluation_batches,
     order,
+    random_numbers,
     training_batches,
 )
 from vitkit.data.source import Content, Source, Subset
@@ -66,6 +67,13 @@ def test_order_is_a_permutation_and_a_pure_function(seed, epoch, size) -> None:
 
 def test_order_is_the_same_on_every_machine() -> None:
     assert order(0, 0, size=8).tolist() == [5, 0, 6, 1, 7, 2, 4, 3]
+    assert order(7, 3, size=8).tolist() == [7, 1, 0, 3, 4, 2, 5, 6]
+
+
+def test_the_order_of_an_epoch_and_its_images_share_no_random_numbers() -> None:
+    uses = [(epoch, use) for epoch in range(4) for use in range(5)]
+    first = {random_numbers(0, epoch, use).integers(2**63) for epoch, use in uses}
+    assert len(first) == len(uses)
 
 
 def test_orders_of_epochs_and_seeds_differ() -> None:

@@ -69,7 +69,12 @@ def order(seed: int, epoch: int, *, size: int) -> NDArray[np.int64]:
     >>> order(0, 0, size=5).tolist() == order(0, 0, size=5).tolist() != order(0, 1, size=5).tolist()
     True
     """
-    return np.random.Generator(np.random.Philox(key=[seed, epoch])).permutation(size)
+    return random_numbers(seed, epoch, 0).permutation(size)
+
+
+def random_numbers(seed: int, epoch: int, use: int) -> np.random.Generator:
+    """The random numbers of one use in one epoch: 0 is the order, and image i has i + 1, so that no two share any."""
+    return np.random.Generator(np.random.Philox(key=[seed, (epoch << 40) + use]))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,10 +150,10 @@ class TrainingImages(Dataset[Batch | Failure]):
     def image(self, key: Key) -> NDArray[np.uint8]:
         """The pixels of one image in one epoch."""
         epoch, index = key
-        random = np.random.Generator(np.random.Philox(key=[self.seed, (epoch << 40) + index + 1]))
+        rng = random_numbers(self.seed, epoch, index + 1)
         content = self.source.content(index)
         picture = decode(content, channels=self.preprocessing.channels, gate=self.gate, fit=self.fit)
-        return train_pixels(picture, preprocessing=self.preprocessing, augment=self.augment, rng=random)
+        return train_pixels(picture, preprocessing=self.preprocessing, augment=self.augment, rng=rng)
 
     def __getitem__(self, keys: Sequence[Key]) -> Batch | Failure:
         images = []

@@ -1,6 +1,7 @@
 """The loader: what a batch holds depends on seed, epoch and position alone, and no process stays behind."""
 
 import multiprocessing
+import os
 import subprocess
 import sys
 import textwrap
@@ -10,6 +11,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.utils.data import Dataset
 
 from vitkit.core.errors import ConfigError, DataError
 from vitkit.data.augment import AugmentConfig
@@ -74,6 +76,20 @@ def test_the_order_of_an_epoch_and_its_images_share_no_random_numbers() -> None:
     uses = [(epoch, use) for epoch in range(4) for use in range(5)]
     first = {random_numbers(0, epoch, use).integers(2**63) for epoch, use in uses}
     assert len(first) == len(uses)
+
+
+class Niceness(Dataset[Batch]):
+    """Batches whose labels say how nice the process is that made them."""
+
+    def __getitem__(self, keys: list[tuple[int, int]]) -> Batch:
+        return Batch(torch.zeros(1, 1, 1, 1), torch.tensor([os.nice(0)]))
+
+
+@pytest.mark.skipif(not hasattr(os, "nice"), reason="processes have no niceness here")
+@pytest.mark.parametrize(("device", "nicer"), [("cpu", 10), ("meta", 0)])
+def test_workers_yield_the_cores_to_a_model_that_computes_on_them(device: str, nicer: int) -> None:
+    with Batches(Niceness(), [[(0, 0)]], workers=1, device=torch.device(device)) as batches:
+        assert int(next(batches).labels) == min(19, os.nice(0) + nicer)
 
 
 def test_orders_of_epochs_and_seeds_differ() -> None:

@@ -11,7 +11,7 @@ from vitkit.data.augment import AugmentConfig
 from vitkit.data.loader import Batch, Batches
 from vitkit.data.transforms import Preprocessing
 from vitkit.objectives.supervised import Outcome, Supervised, SupervisedConfig
-from vitkit.train.config import OptimizerConfig, RunConfig, ScheduleConfig
+from vitkit.train.config import OptimizerConfig, ParallelConfig, RunConfig, ScheduleConfig
 from vitkit.train.make import make_trainer
 from vitkit.train.parallel import Ranks
 from vitkit.train.update import Trainer
@@ -22,6 +22,7 @@ CONFIG = RunConfig(
     optimizer=OptimizerConfig(average=0.9),
     schedule=ScheduleConfig(batch_size=8, epochs=None, steps=20, lr=1e-2),
 )
+FRUGAL = replace(CONFIG, parallel=ParallelConfig(activation_checkpointing=True))
 
 
 class Stream(Batches):
@@ -187,3 +188,20 @@ def test_the_numbers_of_an_update_are_those_of_the_batch() -> None:
     assert update.loss == pytest.approx(1.6094379, abs=1e-6), "a zero head says 1/5 of every class"
     assert update.lr == pytest.approx(1e-2)
     assert [update.stop, update.save, update.skipped] == [False, False, False]
+
+
+def test_bf16_computes_in_bf16_and_learns_in_float32() -> None:
+    made = trainer(replace(CONFIG, parallel=ParallelConfig(precision="bf16")))
+    seen: set[torch.dtype] = set()
+    made.model.blocks[0].mlp.fc1.register_forward_hook(lambda *call: seen.add(call[2].dtype))
+    rough, exact = learn(made, Stream(), 20), learn(trainer(), Stream(), 20)
+    assert seen == {torch.bfloat16}
+    assert {tensor.dtype for tensor in made.state.tensors().values()} == {torch.float32}
+    assert rough != exact
+    assert rough == pytest.approx(exact, rel=0.05)
+
+
+def test_recomputed_activations_change_no_bit() -> None:
+    plain, frugal = trainer(dropout=0.2), trainer(FRUGAL, dropout=0.2)
+    assert learn(plain, Stream(), 3) == learn(frugal, Stream(), 3)
+    assert equal(snapshot(plain), snapshot(frugal))

@@ -9,6 +9,7 @@ import click
 
 from vitkit.cli.output import print_json, print_sections, talk_console
 from vitkit.core.stopping import SAVED_AND_STOPPED, listening
+from vitkit.train.watch import on_the_clock
 
 if TYPE_CHECKING:
     from vitkit.train.config import RunConfig
@@ -64,6 +65,8 @@ def print_result(result: "Result", *, as_json: bool) -> None:
         ]
     if isinstance(ledger, Mapping) and ledger.get("images_per_second"):
         rows.append(("speed", f"{ledger['images_per_second']:,.0f} images/s, {ledger['utilisation']:.0%} of the peak"))
+    if isinstance(ledger, Mapping) and ledger.get("seconds"):
+        rows.append(("time", f"{on_the_clock(ledger['seconds'])} in its steps"))
     rows += [("report", str(result.folder.report)), ("weights", str(folder / "model.safetensors"))]
     title = "Already done, nothing was changed" if result.was_finished else "Done"
     print_sections({title: rows, "Next": [("judge it on other images", f"vitkit eval {folder} OTHER-FOLDER")]})

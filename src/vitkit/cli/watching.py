@@ -8,7 +8,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from rich.text import Text
 
 from vitkit.cli.output import safe_text, talk_console
-from vitkit.train.watch import Pulse, Watcher
+from vitkit.train.watch import Pulse, Watcher, on_the_clock
 
 SECONDS_BETWEEN_LINES = 10.0
 """How often a run that nobody watches on a terminal writes a line."""
@@ -88,8 +88,7 @@ class Shown(Watcher):
         if not self.live:
             if time.monotonic() - self.last_line > SECONDS_BETWEEN_LINES or pulse.step == pulse.steps:
                 self.last_line = time.monotonic()
-                minutes, seconds = divmod(round(pulse.seconds_left), 60)
-                left = f"{minutes // 60:02}:{minutes % 60:02}:{seconds:02}"  # of more than a day too
+                left = on_the_clock(pulse.seconds_left)
                 self.say(f"step {pulse.step}/{pulse.steps} · epoch {pulse.epoch:.2f} · {numbers} · {left} left")
             return
         if self.other is not None:

@@ -30,6 +30,8 @@ from vitkit.data.transforms import Preprocessing
 
 Key = tuple[int, int]
 """(epoch, index): one appearance of an image."""
+CPU = torch.device("cpu")
+_NICENESS = 10
 
 
 class Position(NamedTuple):
@@ -206,7 +208,7 @@ class Batches(Iterator[Batch]):
         keys: Iterable[list[Key]] | Iterable[list[int]],
         *,
         workers: int,
-        pin_memory: bool = False,
+        device: torch.device = CPU,
     ) -> None:
         self.waited = 0.0
         loader = DataLoader(
@@ -214,9 +216,9 @@ class Batches(Iterator[Batch]):
             sampler=keys,
             batch_size=None,
             num_workers=workers,
-            worker_init_fn=_leave_signals_to_the_parent,
+            worker_init_fn=_yield_the_cores if device.type == "cpu" else _leave_signals_to_the_parent,
             prefetch_factor=4 if workers else None,
-            pin_memory=pin_memory,
+            pin_memory=device.type == "cuda",
             multiprocessing_context="fork" if workers and hasattr(os, "fork") else None,
         )
         self._batches: Iterator[Batch | Failure] = iter(loader)
@@ -269,12 +271,12 @@ def training_batches(
     augment: AugmentConfig,
     gate: Gate = DEFAULT_GATE,
     workers: int = 0,
-    pin_memory: bool = False,
+    device: torch.device = CPU,
 ) -> Batches:
-    """Micro-batches of this rank from a position on, without end."""
+    """Micro-batches of this rank from a position on, without end, for a model on the device."""
     images = TrainingImages(source, preprocessing=preprocessing, augment=augment, gate=gate, seed=start.seed)
     keys = Stream(size=len(source), start=start, share=share)
-    return Batches(images, keys, workers=workers, pin_memory=pin_memory)
+    return Batches(images, keys, workers=workers, device=device)
 
 
 def evaluation_batches(
@@ -286,15 +288,23 @@ def evaluation_batches(
     ranks: int = 1,
     gate: Gate = DEFAULT_GATE,
     workers: int = 0,
+    device: torch.device = CPU,
 ) -> Batches:
     """Every image once, in order: the batches of this rank."""
     batches = [range(start, min(start + batch_size, len(source))) for start in range(0, len(source), batch_size)]
     indices = [list(batch) for batch in batches[rank::ranks]]
     images = EvaluationImages(source, preprocessing=preprocessing, gate=gate)
-    return Batches(images, indices, workers=min(workers, len(indices)))
+    return Batches(images, indices, workers=min(workers, len(indices)), device=device)
 
 
 def _leave_signals_to_the_parent(_: int) -> None:
     """A stop signal reaches the whole process group; the parent still needs its workers to finish the step."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+
+def _yield_the_cores(worker: int) -> None:
+    """Where the model computes on the same cores, decode when it leaves one free; it does while it waits for images."""
+    _leave_signals_to_the_parent(worker)
+    if hasattr(os, "nice"):
+        os.nice(_NICENESS)

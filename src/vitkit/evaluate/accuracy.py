@@ -11,11 +11,9 @@ from torch.nn import functional
 from vitkit.core.errors import DataError
 from vitkit.core.shapes import Float, Int, Tensor, pair
 from vitkit.core.stopping import Stopped
-from vitkit.data.loader import Batch, Batches, evaluation_batches
+from vitkit.data.loader import CPU, Batch, Batches, evaluation_batches
 from vitkit.data.source import Source
 from vitkit.data.transforms import Preprocessing
-
-CPU = torch.device("cpu")
 
 
 @dataclass
@@ -101,7 +99,9 @@ def answers(
         raise DataError("there is nothing to judge by: the images have no labels", hint="name a labelled data set")
     model.eval()
     logits = []
-    with evaluation_batches(source, preprocessing=preprocessing, batch_size=batch_size, workers=workers) as batches:
+    with evaluation_batches(
+        source, preprocessing=preprocessing, batch_size=batch_size, workers=workers, device=device
+    ) as batches:
         for batch in batches:
             logits.append(logits_of(model, batch, preprocessing=preprocessing, device=device).cpu())
             progress(len(batch.labels))

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from statistics import median
+from statistics import mean, median
 
 import torch
 
@@ -15,12 +15,16 @@ from vitkit.zoo.variants import ModelConfig
 
 @dataclass(frozen=True, kw_only=True)
 class Ledger:
-    """The compute ledger of a run. FLOPs are 2 × multiply-adds; `utilisation` is the share of the measured peak."""
+    """The compute ledger of a run. FLOPs are 2 × multiply-adds; `utilisation` is the share of the measured peak.
+
+    `seconds` is the time its steps took, without what went into evaluation, saving and pauses.
+    """
 
     parameters: int
     images_seen: int
     flops_an_image: int
     exaflops: float
+    seconds: float | None
     images_per_second: float | None
     waiting: float | None
     flops_a_second: float | None
@@ -55,6 +59,7 @@ def keep_ledger(
         images_seen=images_seen,
         flops_an_image=flops,
         exaflops=flops * images_seen / EXA,
+        seconds=images_seen * mean(1 / rate for rate in rates) if rates else None,
         images_per_second=rate,
         waiting=sum(waits) / len(waits) if waits else None,
         flops_a_second=rate * flops if rate else None,

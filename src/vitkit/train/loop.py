@@ -143,7 +143,7 @@ class Loop:
     def save(self, *, must: bool = False) -> None:
         """Commit a checkpoint. A disk that is full is a warning, unless this checkpoint must be."""
         state, ranks = self.trainer.state, self.trainer.ranks
-        tensors = state.tensors()
+        tensors = state.tensors(keep=ranks.leads)
         keep_best = self.best[1] if self.best and self.trainer.config.keep.best else None
         failure: Exception | None = None
         if ranks.leads:

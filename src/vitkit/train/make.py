@@ -27,9 +27,6 @@ def choose_model(config: RunConfig, *, classes: int, pretrained: Artefact | None
     """The model's configuration: by name, or that of the weights, changed where the run says so."""
     choice = config.model
     start = pretrained.config if pretrained else choice.name
-    if choice.new_head and isinstance(start, ViTConfig):
-        # Fine-tuning removes the whole pre-trained head, its hidden layer too (section 3.2).
-        start = replace(start, head=replace(start.head, pre_logits=None, bias=0.0))
     if start is None:
         raise ConfigError("no model is named", hint="set model.name, such as Ti/16, or model.weights")
     if isinstance(start, ViTConfig) and (choice.new_head or classes != start.classes):

@@ -25,7 +25,7 @@ from vitkit.train.folder import RunFolder
 from vitkit.train.images import Images
 from vitkit.train.ledger import Ledger, keep_ledger
 from vitkit.train.parallel import Ranks
-from vitkit.train.watch import Watcher
+from vitkit.train.watch import Watcher, on_the_clock
 
 MISTAKES = 24
 """Pictures of wrong answers on the page."""
@@ -198,8 +198,9 @@ def ledger_rows(ledger: Ledger) -> tuple[tuple[str, str], ...]:
         ("Images seen", f"{ledger.images_seen:,}"),
         ("Operations of the whole run", f"{ledger.exaflops:.3g} exaFLOPs"),
     ]
-    if ledger.images_per_second and ledger.flops_a_second and ledger.utilisation is not None:
+    if ledger.seconds and ledger.images_per_second and ledger.flops_a_second and ledger.utilisation is not None:
         rows += [
+            ("Time in its steps", on_the_clock(ledger.seconds)),
             ("Images a second", f"{ledger.images_per_second:,.0f}"),
             ("Operations a second", f"{ledger.flops_a_second / 1e9:,.0f} GFLOP/s"),
             ("Utilisation", f"{ledger.utilisation:.0%} of the peak"),

@@ -230,7 +230,7 @@ def stream(trainer: Trainer, source: Source, *, workers: int) -> Batches:
         preprocessing=trainer.preprocessing,
         augment=trainer.config.augment,
         workers=workers,
-        pin_memory=ranks.device.type == "cuda",
+        device=ranks.device,
     )
 
 
@@ -248,6 +248,7 @@ def evaluation(trainer: Trainer, source: Source, *, workers: int) -> Evaluate:
             rank=ranks.rank,
             ranks=ranks.ranks,
             workers=workers,
+            device=ranks.device,
         )
         trainer.model.eval()
         with batches, state.averaged():

@@ -46,8 +46,10 @@ class State:
     average: Average | None = None
     progress: Progress = field(default_factory=Progress)
 
-    def tensors(self) -> dict[str, Tensor]:
-        """Everything that is a tensor, in full and on the CPU; every rank must ask."""
+    def tensors(self, *, keep: bool = True) -> dict[str, Tensor]:
+        """Everything that is a tensor, in full and on the CPU; every rank must ask, and one that does not `keep` what
+        it helps to gather has never more than one tensor in full, and gets nothing.
+        """
         named: dict[str, Tensor] = {f"model.{name}": parameter for name, parameter in self.parameters.items()}
         for name, parameter in self.parameters.items():
             for key, value in self.optimizer.state.get(parameter, {}).items():
@@ -55,7 +57,8 @@ class State:
                     named[f"optimizer.{name}.{key}"] = value
         if self.average:
             named |= {f"average.{name}": value for name, value in self.average.values.items()}
-        return {name: whole(tensor).contiguous() for name, tensor in named.items()}
+        gathered = ((name, whole(tensor)) for name, tensor in named.items())
+        return {name: tensor.contiguous() for name, tensor in gathered if keep}
 
     @contextmanager
     def averaged(self) -> Iterator[None]:

@@ -18,6 +18,16 @@ class Pulse:
     seconds_left: float
 
 
+def on_the_clock(seconds: float) -> str:
+    """Hours, minutes and seconds, of more than a day too.
+
+    >>> on_the_clock(100_000.4)
+    '27:46:40'
+    """
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes // 60:02}:{minutes % 60:02}:{rest:02}"
+
+
 class Watcher:
     """Hears of everything and does nothing; a command line overrides what it wants to show."""
 

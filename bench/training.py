@@ -339,8 +339,8 @@ alike. All models have the erf GELU, which is timm's usual one.
 
 In each round every contender makes one step, in changing order; there were {min(counts)} to {max(counts)} rounds. Rates
 are **best (median)**. The ratio is ours to the faster plain loop's: above 1, vitkit is faster. Peak memory is what
-training adds to libraries and model, and in brackets the whole process, in MB, each in a fresh process whose malloc hands
-every freed block of 128 kB or more back at once.
+training adds to libraries and model, and in brackets the whole process, in MB, each in a fresh process whose malloc
+hands every freed block of 128 kB or more back at once.
 """
 
 

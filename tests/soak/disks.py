@@ -91,9 +91,8 @@ def read_only(finding: Finding, launcher: Launcher, run: Run, reference: Run, en
     shell(f"{enter} umount {place}")
     run.log.unlink()
     finish(launcher, run)
-    if not run.is_finished() or run.steps()[-1:] != [STEPS]:
-        return  # it finished without its last checkpoint: the model is whole, and there is nothing to resume
-    the_same(finding, run, reference)
+    # Where it finished without its last checkpoint the model is whole, and there is nothing to resume.
+    the_same(finding, run, reference, state=run.steps()[-1:] == [STEPS])
 
 
 def shell(command: str) -> None:

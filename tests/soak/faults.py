@@ -50,10 +50,10 @@ def never_touched(launcher: Launcher, path: Path, *settings: str) -> Run:
     return run
 
 
-def the_same(finding: Finding, run: Run, reference: Run) -> None:
-    """Expect a run to have come out as the reference did."""
+def the_same(finding: Finding, run: Run, reference: Run, *, state: bool = True) -> None:
+    """Expect a run to have come out as the reference did, its last checkpoint too unless `state` says otherwise."""
     finding.count("runs compared")
-    ours, theirs = run.outcome(), reference.outcome()
+    ours, theirs = run.outcome(state=state), reference.outcome(state=state)
     other = [name for name in theirs if ours[name] != theirs[name]]
     finding.expect(not other, f"{run.path.name}: {', '.join(other)} differ from the run that was not hit")
 

@@ -16,7 +16,7 @@ from pathlib import Path
 if __name__ == "__main__":  # run as a script, this file's folder comes first, and would hide the package of its name
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
-from soak import disks, faults, images, ranks
+from soak import damage, disks, faults, images, ranks
 from soak.faults import Finding
 from soak.victim import Launcher
 
@@ -35,11 +35,16 @@ CAMPAIGNS: dict[str, Campaign] = {
     "R3-ranks": lambda launcher, folder, full: faults.other_ranks(
         launcher, folder, ways=((1, 2), (2, 4), (4, 1), (2, 1)) if full else ((1, 2),)
     ),
+    "R4": lambda launcher, folder, full: damage.damaged_checkpoints(
+        launcher, folder, count=300 if full else 15, runs=18 if full else 2
+    ),
     "R5-error": lambda launcher, folder, full: disks.broken_sync(launcher, folder, count=40 if full else 4),
     "R5-full": lambda launcher, folder, full: disks.full_disk(folder, count=40 if full else 3),
     "R6": lambda launcher, folder, full: images.not_finite(launcher, folder),
     "R7": lambda launcher, folder, full: images.broken_images(launcher, folder, count=10_000 if full else 200),
     "R8-killed": lambda launcher, folder, full: ranks.killed_rank(folder, count=5 if full else 1),
+    "R8-fsdp2": lambda launcher, folder, full: ranks.killed_rank(folder, count=5 if full else 1, mode="fsdp2"),
+    "R8-nodes": lambda launcher, folder, full: ranks.killed_rank(folder, count=5 if full else 1, nodes=2),
     "R8-stopped": lambda launcher, folder, full: ranks.stopped_rank(folder, count=3 if full else 1),
 }
 

@@ -213,15 +213,12 @@ class Run:
         sums = expected.get("sha256", expected)
         return len(sums) == 2 and all(sha256(folder / name) == value for name, value in sums.items())
 
-    def outcome(self) -> dict[str, str]:
-        """The checksums of all that must not depend on what the run went through."""
-        last = self.checkpoints / f"step-{max(self.steps()):08d}"
-        files = {
-            "model.safetensors": self.path / "model.safetensors",
-            "metrics.jsonl": self.path / "metrics.jsonl",
-            "state.safetensors": last / "state.safetensors",
-            "state.json": last / "state.json",
-        }
+    def outcome(self, *, state: bool = True) -> dict[str, str]:
+        """The checksums of all that must not depend on what the run went through, with or without its last state."""
+        files = {name: self.path / name for name in ("model.safetensors", "metrics.jsonl")}
+        if state:
+            last = self.checkpoints / f"step-{max(self.steps()):08d}"
+            files |= {name: last / name for name in ("state.safetensors", "state.json")}
         return {name: sha256(file) for name, file in files.items()}
 
 
@@ -271,22 +268,55 @@ def children(pid: int) -> list[int]:
     return found
 
 
-@contextlib.contextmanager
-def torchrun(run: Run, *settings: str, ranks: int = 2, restarts: int = 0) -> Iterator[subprocess.Popen]:
-    """A run under torchrun, which is ended with all its ranks when the context ends."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "1", "--nproc-per-node", str(ranks)]
-    command += ["--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0", "--max-restarts", str(restarts)]
-    command += ["-m", "vitkit", "train", str(run.recipe), "--out", str(run.inside), *run.settings, *settings]
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive", "NO_COLOR": "1"}
-    with run.log.open("ab") as log:
-        agent = subprocess.Popen(
-            command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
-        )
-    try:
-        yield agent
-    finally:
-        ranks_left = children(agent.pid) if agent.poll() is None else []
-        for pid in (*ranks_left, agent.pid):
+@dataclass
+class Agents:
+    """torchrun on each of the nodes of a run; all are on this machine, and meet at a port of it."""
+
+    processes: list[subprocess.Popen]
+
+    def ranks(self) -> list[int]:
+        """The processes of the ranks that now live."""
+        return sorted(pid for agent in self.processes for pid in children(agent.pid))
+
+    def ended(self) -> bool:
+        return all(agent.poll() is not None for agent in self.processes)
+
+    def wait(self, seconds: float) -> list[int]:
+        """The exit codes."""
+        end = time.monotonic() + seconds
+        return [agent.wait(max(0.0, end - time.monotonic())) for agent in self.processes]
+
+    def kill(self) -> None:
+        living = [agent for agent in self.processes if agent.poll() is None]
+        for pid in [pid for agent in living for pid in (*children(agent.pid), agent.pid)]:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        agent.wait()
+        for agent in self.processes:
+            agent.wait()
+
+
+@contextlib.contextmanager
+def torchrun(run: Run, *settings: str, ranks: int = 2, nodes: int = 1, restarts: int = 0) -> Iterator[Agents]:
+    """A run under torchrun, which is ended with all its ranks when the context ends."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--nnodes", str(nodes)]
+    command += ["--nproc-per-node", str(ranks // nodes), "--max-restarts", str(restarts), "--rdzv-backend", "c10d"]
+    command += ["--rdzv-id", run.path.name, "--rdzv-endpoint", f"127.0.0.1:{free_port()}"]
+    command += ["-m", "vitkit", "train", str(run.recipe), "--out", str(run.inside), *run.settings, *settings]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive", "NO_COLOR": "1"}
+    agents = Agents([])
+    try:
+        for _ in range(nodes):
+            with run.log.open("ab") as log:
+                agents.processes.append(
+                    subprocess.Popen(
+                        command,
+                        env=environment,
+                        stdin=subprocess.DEVNULL,
+                        stdout=log,
+                        stderr=log,
+                        start_new_session=True,
+                    )
+                )
+        yield agents
+    finally:
+        agents.kill()

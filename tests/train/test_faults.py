@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from soak import disks, faults, images, ranks
+from soak import damage, disks, faults, images, ranks
 from soak.faults import Finding
 from soak.victim import Launcher, Run
 
@@ -53,6 +53,12 @@ def test_the_number_of_workers_changes_no_bit(launcher: Launcher, tmp_path: Path
 @pytest.mark.parametrize(("before", "after"), [(1, 2), (2, 4), (4, 1)])
 def test_the_number_of_ranks_does_not_change_the_order_of_images(before: int, after: int) -> None:
     assert faults.same_order(before, after, steps=200) == 200 * 32
+
+
+def test_a_damaged_checkpoint_is_named_and_the_one_before_is_taken(launcher: Launcher, tmp_path: Path) -> None:
+    finding = damage.damaged_checkpoints(launcher, tmp_path, count=10, runs=1)
+    assert kept(finding)
+    assert (finding.figures["truncations"], finding.figures["missing files"]) == (10, 3)
 
 
 def test_a_disk_with_errors_leaves_good_checkpoints_and_one_message(launcher: Launcher, tmp_path: Path) -> None:

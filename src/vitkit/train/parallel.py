@@ -5,6 +5,7 @@ torchrun starts the ranks and says in the environment who is who; a process it d
 
 import os
 import time
+import uuid
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -31,6 +32,8 @@ Result = TypeVar("Result")
 
 LAST_PATIENCE = 5.0
 """Seconds that a rank waits for the others' last words: torchrun must not wait long to start all of them again."""
+
+ALL_MUST_START = "start all nodes, within parallel.timeout of each other; the guide on scaling out has the command"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,10 +98,7 @@ def joined(config: ParallelConfig) -> Iterator[Ranks]:
     if device.type == "cuda":
         torch.cuda.set_device(device)
     store, rank, ranks = next(rendezvous("env://", timeout=timedelta(seconds=config.timeout)))
-    if os.environ.get("GROUP_WORLD_SIZE") == "1":
-        # torchrun keeps its store when it starts the ranks again, and with it the addresses of those that are gone.
-        # Only on one node do all ranks know the same number of restarts.
-        store = PrefixStore(f"attempt {os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
+    store = meet(store, rank=rank, ranks=ranks, timeout=config.timeout)
     distributed.init_process_group(
         "nccl" if device.type == "cuda" else "gloo",
         store=PrefixStore("ranks", store),
@@ -118,6 +118,36 @@ def joined(config: ParallelConfig) -> Iterator[Ranks]:
         ) from error
     finally:
         distributed.destroy_process_group()
+
+
+def meet(store: Store, *, rank: int, ranks: int, timeout: float) -> Store:
+    """A corner of the store for these processes alone, which they enter together.
+
+    torchrun keeps its store when it starts the ranks again, and in it the addresses of those that are gone; and nodes
+    count their restarts each for itself. So everyone greets with a word of their own, and the leader answers each
+    greeting with the corner's name until all are there: what the dead have left is answered too, and nobody listens.
+    """
+    if rank != 0:
+        greeting = uuid.uuid4().hex
+        store.set(f"greeting/{rank}", greeting)
+        try:
+            corner = PrefixStore(store.get(f"corner/{greeting}").decode(), store)
+        except RuntimeError as error:
+            raise TrainingError(f"rank 0 did not come within {timeout:g} s, or ended", hint=ALL_MUST_START) from error
+        corner.set(f"here/{rank}", "")
+        return corner
+    name = uuid.uuid4().hex
+    corner = PrefixStore(name, store)
+    missing, end = list(range(1, ranks)), time.monotonic() + timeout
+    while missing:
+        for other in missing:
+            if store.check([f"greeting/{other}"]):
+                store.set(f"corner/{store.get(f'greeting/{other}').decode()}", name)
+        time.sleep(0.01)
+        missing = [other for other in missing if not corner.check([f"here/{other}"])]
+        if missing and time.monotonic() > end:
+            raise TrainingError(f"{in_words(missing)} did not come within {timeout:g} s", hint=ALL_MUST_START)
+    return corner
 
 
 def lost_each_other(error: RuntimeError) -> bool:
@@ -148,8 +178,16 @@ def who_is_missing(store: Store, *, rank: int, ranks: int, timeout: float) -> st
         return "the ranks lost each other, and the store where they meet is gone"
     if not missing:
         return "the ranks lost each other, though all of them live"
-    named = f"rank {missing[0]}" if len(missing) == 1 else f"ranks {', '.join(map(str, missing))}"
-    return f"{named} did not answer within {timeout:g} s, or ended"
+    return f"{in_words(missing)} did not answer within {timeout:g} s, or ended"
+
+
+def in_words(ranks: Sequence[int]) -> str:
+    """Which ranks they are.
+
+    >>> in_words([1]), in_words([1, 3])
+    ('rank 1', 'ranks 1, 3')
+    """
+    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
 
 
 def choose_device(name: str, *, local_rank: int = 0) -> torch.device:

@@ -18,7 +18,9 @@ from report import Result, look_around, section, table, write_section
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rows import MODELS, Row, rows_of
-from timing import QUICK, Effort, keep_freed_memory, race, ratio
+from timing import QUICK, Effort, race, ratio
+
+from vitkit.cli.machine import keep_freed_memory
 
 BENCHMARKS = Path(__file__).parent.parent / "BENCHMARKS.md"
 MEMORY_SECONDS = 12.0

@@ -4,6 +4,7 @@ GOMP_SPINCOUNT=1000 python bench/from_files.py FOLDER        about five minutes,
 GOMP_SPINCOUNT=1000 python bench/from_files.py FOLDER --steps 4 --rounds 1
 
 bench/training.py starts it. The variable is what `vitkit train` sets: threads that wait awake keep cores from decoders.
+Memory is kept as `vitkit train` keeps it.
 
 The stream of batches is opened anew in each round, and its clock starts when as much is prefetched as ever will be. It
 stops when that is so again, so nothing is taken from a store that somebody else's time has filled.
@@ -25,6 +26,7 @@ import click
 import psutil
 import torch
 
+from vitkit.cli.machine import keep_freed_memory
 from vitkit.data.loader import Batch, Batches
 from vitkit.data.source import Source
 from vitkit.data.sources.detect import open_data
@@ -37,6 +39,7 @@ from vitkit.train.watch import Watcher
 
 MODEL, BATCH, CLASSES = "Ti/16", 32, 10
 WORKERS = (1, 2)
+WARM_UP = 3
 DECODED = 20
 """Batches by which decoding alone is measured."""
 
@@ -71,6 +74,7 @@ class Rates:
 @click.option("--rounds", default=3, show_default=True)
 def main(folder: Path, steps: int, rounds: int) -> None:
     """Measure training from the JPEG files in a folder."""
+    keep_freed_memory()
     with labelled(folder) as place:
         print(json.dumps(asdict(measure(place, steps=steps, rounds=rounds))))
 
@@ -156,9 +160,13 @@ def decoding(trainer: Trainer, source: Source, *, workers: int) -> float:
 
 
 def training(trainer: Trainer, source: Source, *, workers: int, steps: int) -> tuple[float, float]:
-    """Images a second of decoding and learning, and the share of time that the model waited."""
+    """Images a second of decoding and learning, and the share of time that the model waited.
+
+    The first steps are not counted: after workers were forked, each page that the model writes to is copied once.
+    """
     with decoded(trainer, source, workers=workers) as batches:
-        next(batches)
+        for _ in range(WARM_UP):
+            trainer.update(batches)
         settle()
         start, waited_before = time.perf_counter(), batches.waited
         for _ in range(steps):

@@ -1,11 +1,9 @@
 """Contenders that compute the same thing go in, the times of interleaved runs come out."""
 
 import copy
-import ctypes
 import gc
 import itertools
 import statistics
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -175,21 +173,6 @@ def check_agreement(row: Row, models: Mapping[Contender, nn.Module], images: Ten
     if not difference <= allowed:
         raise SystemExit(f"error: {row}: logits differ by {difference:.2g}, more than {allowed:.2g}")
     return difference
-
-
-def keep_freed_memory() -> None:
-    """Tell the C library to keep what is freed for the next allocation, where it is glibc.
-
-    By default it hands large blocks back to the kernel or not as the heap happens to lie, and whoever gets them next
-    pays for clearing their pages: up to a fifth of a forward pass, won or lost by chance and by anyone.
-    """
-    if sys.platform != "linux":
-        return
-    library = ctypes.CDLL(None)
-    if hasattr(library, "mallopt"):
-        trim_threshold, mmap_threshold = -1, -3  # M_TRIM_THRESHOLD and M_MMAP_THRESHOLD of malloc.h
-        library.mallopt(trim_threshold, 2**31 - 1)
-        library.mallopt(mmap_threshold, 2**30)
 
 
 @contextmanager

@@ -25,10 +25,11 @@ from from_files import Rates
 from memory import MEGA, Peak, forget_peak, resident_peak
 from peers import draw_weights, peer
 from report import Circumstances, facts, look_around, write_section
-from timing import CLOSE, TOLERANCE, Effort, interleave, keep_freed_memory, no_collection, warm_up
+from timing import CLOSE, TOLERANCE, Effort, interleave, no_collection, warm_up
 from torch import Tensor, nn
 from torch.nn import functional
 
+from vitkit.cli.machine import keep_freed_memory
 from vitkit.core.shapes import pair
 from vitkit.data.loader import Batch
 from vitkit.model.vit import ViT

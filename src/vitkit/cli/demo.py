@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from vitkit.cli.machine import prepare_for_training
 from vitkit.cli.output import print_json, print_sections, result_console, talk_console
-from vitkit.cli.running import share_the_cores
 from vitkit.core.stopping import SAVED_AND_STOPPED, listening
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ def command(out: Path, quick: bool, as_json: bool) -> None:
     It takes a few minutes on two cores and needs no download. Stop it when you like; the same command goes on.
     """
     with listening() as stop:
-        share_the_cores()
+        prepare_for_training()
         from vitkit.cli.watching import Shown
         from vitkit.recipes import demo
         from vitkit.train.run import run

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from vitkit.cli.machine import prepare_for_training
 from vitkit.cli.output import print_json, print_sections, talk_console
 from vitkit.core.stopping import SAVED_AND_STOPPED, listening
 from vitkit.train.watch import on_the_clock
@@ -20,7 +21,7 @@ def carry_out(make: "Callable[[], RunConfig]", *, out: Path, as_json: bool) -> N
     """Run, show progress, print the result; a stop signal, even one that comes while torch loads, saves and leaves."""
     leads = os.environ.get("RANK", "0") == "0"
     with listening() as stop:
-        share_the_cores()
+        prepare_for_training()
         from vitkit.cli.watching import Shown
         from vitkit.train.run import run
 
@@ -32,16 +33,6 @@ def carry_out(make: "Callable[[], RunConfig]", *, out: Path, as_json: bool) -> N
         click.get_current_context().exit(SAVED_AND_STOPPED)
     if leads:
         print_result(result, as_json=as_json)
-
-
-def share_the_cores() -> None:
-    """Let torch's threads spin for a moment only while they wait: the cores are shared with those that prepare images.
-
-    docs/experiments.md has the figures: sleeping at once is a third slower on a quiet machine, spinning as long as
-    OpenMP does by default three times slower on a busy one.
-    """
-    if "OMP_WAIT_POLICY" not in os.environ:
-        os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
 
 def print_result(result: "Result", *, as_json: bool) -> None:

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 import click
 
+from vitkit.cli.machine import prepare_for_training
 from vitkit.cli.output import print_json, result_console, talk_console
-from vitkit.cli.running import print_result, share_the_cores
+from vitkit.cli.running import print_result
 from vitkit.core.stopping import SAVED_AND_STOPPED, listening
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ def carry_out_sweep(
     tried = read_rates(rates) if rates is not None else None
     leads = os.environ.get("RANK", "0") == "0"
     with listening() as stop:
-        share_the_cores()
+        prepare_for_training()
         from vitkit.cli.watching import Shown
         from vitkit.recipes.table import find
         from vitkit.train.sweep import sweep

@@ -9,9 +9,9 @@ import torch
 
 from vitkit.core.config import apply_overrides, from_mapping
 from vitkit.core.errors import UnknownNameError, did_you_mean
-from vitkit.core.shapes import Size
+from vitkit.core.shapes import Size, pair
 from vitkit.model.config import ViTConfig
-from vitkit.model.resnet import BiT
+from vitkit.model.resnet import BiT, BiTConfig
 from vitkit.model.vit import ViT
 from vitkit.zoo.variants import VARIANTS, ModelConfig, Variant
 
@@ -49,6 +49,29 @@ def image_size_in(alias: str) -> int:
     """
     found = re.search(r"[-_](\d{3})(-in21k)?$", alias)
     return int(found[1]) if found else 224
+
+
+def name_of(config: ModelConfig) -> str:
+    """What to call a model: the paper's name for its sizes, whatever its images, classes and details; or its sizes.
+
+    >>> name_of(configure("B/16", image_size=384, classes=10)), name_of(configure("B/16", settings=["depth=3"]))
+    ('B/16', 'ViT 768 wide, 3 deep, patches of 16')
+    """
+    for variant in VARIANTS:
+        if _sizes(variant.config) == _sizes(config):
+            return variant.name
+    if isinstance(config, BiTConfig):
+        return f"BiT {config.width_factor} wide, {'-'.join(map(str, config.units))} units"
+    height, width = pair(config.patch_size)
+    patches = str(height) if height == width else f"{height}×{width}"
+    return f"ViT {config.width} wide, {config.depth} deep, patches of {patches}"
+
+
+def _sizes(config: ModelConfig) -> tuple[object, ...]:
+    if isinstance(config, BiTConfig):
+        return ("BiT", config.units, config.width_factor)
+    grid = (pair(config.patch_size), config.backbone, config.block.axial)
+    return (*grid, config.width, config.depth, config.heads, config.mlp_dim)
 
 
 def matching(pattern: str = "*") -> tuple[Variant, ...]:

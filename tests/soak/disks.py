@@ -80,7 +80,9 @@ def read_only(finding: Finding, launcher: Launcher, run: Run, reference: Run, en
     victim = launcher.start(run)
     until(lambda: run.last_step() >= 6, victim)
     place = run.inside / "checkpoints"
-    shell(f"{enter} sh -c 'mount --bind {place} {place} && mount -o remount,bind,ro {place}'")
+    shell(f"{enter} mount --bind {place} {place}")
+    # It is busy while a checkpoint is being written.
+    shell(f"{enter} sh -c 'for i in $(seq 200); do mount -o remount,bind,ro {place} && exit; sleep 0.01; done; exit 1'")
     code = victim.wait(60)
     finding.count("faults")
     ended_cleanly(finding, run, victim, code, "read-only checkpoints")
@@ -96,4 +98,5 @@ def read_only(finding: Finding, launcher: Launcher, run: Run, reference: Run, en
 
 
 def shell(command: str) -> None:
-    subprocess.run(command, shell=True, check=True)
+    done = subprocess.run(command, shell=True, check=False, capture_output=True, text=True)
+    assert done.returncode == 0, f"{command}: {done.stderr}"

@@ -55,7 +55,9 @@ SMALL = ViTConfig(
 PATCHES = PositionConfig(origin="timm", covers="patches")
 WITH_CLASS = TokenConfig(class_token=True)
 AFTER = HeadConfig(norm="after_pooling")
-HYBRID = replace(SMALL, patch_size=1, image_size=(32, 48), backbone=BackboneConfig(units=(2, 1), root_width=32))
+HYBRID = replace(
+    SMALL, patch_size=1, image_size=(32, 48), backbone=BackboneConfig(units=(2, 1), root_width=32, origin="timm")
+)
 
 HELD_BY_TIMM: dict[str, ModelConfig] = {
     "class token": SMALL,
@@ -85,11 +87,13 @@ HELD_BY_TIMM: dict[str, ModelConfig] = {
     "SwiGLU without LayerScale": replace(SMALL, block=replace(SWIGLU, layer_scale=None)),
     "distilled": replace(SMALL, tokens=TokenConfig(distillation=True)),
     "hybrid": HYBRID,
-    "hybrid of four stages": replace(HYBRID, image_size=64, backbone=BackboneConfig(units=(1,) * 4, root_width=32)),
+    "hybrid of four stages": replace(
+        HYBRID, image_size=64, backbone=BackboneConfig(units=(1,) * 4, root_width=32, origin="timm")
+    ),
     "hybrid, 2x2 patches": replace(HYBRID, patch_size=2),
-    "hybrid of the root": replace(SMALL, patch_size=4, backbone=BackboneConfig(units=(), root_width=64)),
-    "BiT": BiTConfig(units=(2, 1), classes=10, image_size=64),
-    "BiT without classes": BiTConfig(units=(1, 1), classes=0, image_size=64),
+    "hybrid of the root": replace(SMALL, patch_size=4, backbone=BackboneConfig(units=(), root_width=64, origin="timm")),
+    "BiT": BiTConfig(units=(2, 1), classes=10, image_size=64, origin="timm"),
+    "BiT without classes": BiTConfig(units=(1, 1), classes=0, image_size=64, origin="timm"),
 }
 DINO = replace(SMALL, classes=0, positions=PositionConfig(origin="dinov2"), block=replace(ERF, layer_scale=1e-5))
 ROTARY = PositionConfig(kind="rotary", origin="dinov2")
@@ -210,8 +214,8 @@ def timm_model(config: ModelConfig) -> nn.Module:
             num_classes=config.classes,
             in_chans=config.channels,
             stem_type="fixed",
-            conv_layer=partial(StdConv2d, eps=1e-10),  # the released code's, where timm's own BiT has 1e-8
-            norm_layer=partial(GroupNormAct, num_groups=32, eps=1e-5),
+            conv_layer=partial(StdConv2d, eps=1e-8),  # as its own BiT has it
+            norm_layer=partial(GroupNormAct, num_groups=32),
         )
     block, gated = config.block, config.block.activation == "swiglu"
     arguments: dict[str, Any] = {
@@ -242,7 +246,7 @@ def timm_model(config: ModelConfig) -> nn.Module:
         units, root = config.backbone.units, config.backbone.root_width
         layers: dict[str, Any] = {
             "conv_layer": partial(StdConv2dSame, eps=1e-8),
-            "norm_layer": partial(GroupNormAct, num_groups=32, eps=1e-6),
+            "norm_layer": partial(GroupNormAct, num_groups=32),
             "stem_type": "same",
             "preact": False,
         }
@@ -303,7 +307,10 @@ def test_timms_hybrids_and_resnets_are_those_of_the_zoo(name: str) -> None:
     timm = import_timm()
     config = replace(find(name).config, image_size=256)
     if isinstance(config, ViTConfig):
-        config = replace(config, depth=1, block=ERF, positions=PositionConfig(origin="timm"))
+        backbone = replace(config.backbone, origin="timm")
+        config = replace(config, depth=1, block=ERF, positions=PositionConfig(origin="timm"), backbone=backbone)
+    else:
+        config = replace(config, origin="timm")
     said = timm_config(config)
     with torch.device("meta"):
         theirs = timm.create_model(said["architecture"], **said["model_args"])

@@ -12,12 +12,15 @@ from torch.nn import functional
 
 from vitkit.core.errors import ConfigError
 from vitkit.model.resnet import (
+    BIG_TRANSFER,
+    HYBRID,
     Backbone,
     BackboneConfig,
     BackboneStem,
     BiT,
     BiTConfig,
     BiTStem,
+    Numbers,
     PostActivationUnit,
     PreActivationUnit,
     StandardisedConv,
@@ -25,6 +28,8 @@ from vitkit.model.resnet import (
     same_padding,
 )
 
+ALL = [*HYBRID.values(), *BIG_TRANSFER.values()]
+POST, PRE = HYBRID["google"], BIG_TRANSFER["google"]
 EXACT = {"rtol": 0.0, "atol": 1e-10}  # float64 on both sides: only the order of summation differs
 
 
@@ -51,35 +56,42 @@ def test_padding_stands_before_rows_and_columns_by_half_and_holds_its_value() ->
     assert (padded == -1).sum() == 13 * 17 - 8 * 11
 
 
-@pytest.mark.parametrize("like", ["deviation", "variance"])
-def test_each_output_channels_kernel_has_mean_zero_and_deviation_one(like: str) -> None:
-    conv = StandardisedConv(5, 4, kernel=3, stride=1, like=like).double()
+@pytest.mark.parametrize("numbers", ALL)
+def test_each_output_channels_kernel_has_mean_zero_and_deviation_one(numbers: Numbers) -> None:
+    conv = StandardisedConv(5, 4, kernel=3, stride=1, numbers=numbers).double()
     nn.init.normal_(conv.weight, mean=3.0, std=2.0)
     kernel = conv.standardised().flatten(1)
     torch.testing.assert_close(kernel.mean(dim=1), torch.zeros(4, dtype=torch.float64), **EXACT)
-    # 1e-5 of the deviation, or 1e-10 of the variance, is missing.
+    # 1e-5 of the deviation, or at most 1e-8 of the variance, is missing.
     assert (kernel.std(dim=1, correction=0) - 1).abs().max() < 1e-5
 
 
-@pytest.mark.parametrize("like", ["deviation", "variance"])
-def test_kernels_without_spread_are_held_back_by_the_released_constants(like: str) -> None:
-    conv = StandardisedConv(1, 1, kernel=2, stride=1, like=like).double()
+@pytest.mark.parametrize(
+    ("numbers", "divisor"),
+    [
+        (HYBRID["google"], 1e-5 + 1e-5),
+        (HYBRID["timm"], math.sqrt(1e-10 + 1e-8)),
+        (BIG_TRANSFER["google"], math.sqrt(1e-10 + 1e-10)),
+        (BIG_TRANSFER["timm"], math.sqrt(1e-10 + 1e-8)),
+    ],
+)
+def test_kernels_without_spread_are_held_back_by_the_released_constants(numbers: Numbers, divisor: float) -> None:
+    conv = StandardisedConv(1, 1, kernel=2, stride=1, numbers=numbers).double()
     spread = 1e-5
     conv.weight.data = torch.tensor([[[[1 + spread, 1 - spread], [1 + spread, 1 - spread]]]], dtype=torch.float64)
-    divisor = spread + 1e-5 if like == "deviation" else math.sqrt(spread**2 + 1e-10)
     assert conv.standardised().abs().max().item() == pytest.approx(spread / divisor, rel=1e-9)
 
 
-@pytest.mark.parametrize(("like", "padding"), [("deviation", (0, 1, 0, 1)), ("variance", (1, 1, 1, 1))])
-def test_the_backbone_pads_unevenly_and_bit_evenly(like: str, padding: tuple[int, int, int, int]) -> None:
-    conv = StandardisedConv(2, 3, kernel=3, stride=2, like=like).double()
+@pytest.mark.parametrize(("numbers", "padding"), [(POST, (0, 1, 0, 1)), (PRE, (1, 1, 1, 1))])
+def test_the_backbone_pads_unevenly_and_bit_evenly(numbers: Numbers, padding: tuple[int, int, int, int]) -> None:
+    conv = StandardisedConv(2, 3, kernel=3, stride=2, numbers=numbers).double()
     images = torch.randn(1, 2, 8, 8, dtype=torch.float64)
     expected = functional.conv2d(functional.pad(images, padding), conv.standardised(), stride=2)
     torch.testing.assert_close(conv(images), expected, **EXACT)
 
 
 def test_scaling_or_shifting_a_kernel_changes_nothing() -> None:
-    conv = StandardisedConv(4, 4, kernel=3, stride=1, like="variance").double()
+    conv = StandardisedConv(4, 4, kernel=3, stride=1, numbers=PRE).double()
     images = torch.randn(1, 4, 6, 6, dtype=torch.float64)
     before = conv(images)
     with torch.no_grad():
@@ -101,7 +113,7 @@ def test_a_fresh_post_activation_unit_is_its_shortcut() -> None:
 
 @pytest.mark.parametrize("stride", [1, 2])
 def test_a_post_activation_unit_norms_after_each_convolution(stride: int) -> None:
-    unit = randomised(PostActivationUnit(64, 32, stride=stride)).double()
+    unit = randomised(PostActivationUnit(64, 32, stride=stride, numbers=POST)).double()
     features = torch.randn(2, 64, 6, 8, dtype=torch.float64)
     hidden = functional.relu(unit.norm1(unit.conv1(features)))
     hidden = functional.relu(unit.norm2(unit.conv2(hidden)))
@@ -113,7 +125,7 @@ def test_a_post_activation_unit_norms_after_each_convolution(stride: int) -> Non
 
 @pytest.mark.parametrize("stride", [1, 2])
 def test_a_pre_activation_unit_norms_before_each_convolution_and_its_shortcut(stride: int) -> None:
-    unit = randomised(PreActivationUnit(64, 32, stride=stride)).double()
+    unit = randomised(PreActivationUnit(64, 32, stride=stride, numbers=PRE)).double()
     features = torch.randn(2, 64, 6, 8, dtype=torch.float64)
     activated = functional.relu(unit.norm1(features))
     hidden = unit.conv2(functional.relu(unit.norm2(unit.conv1(activated))))
@@ -123,27 +135,27 @@ def test_a_pre_activation_unit_norms_before_each_convolution_and_its_shortcut(st
 
 
 def test_a_pre_activation_unit_of_one_shape_adds_to_what_came_before_any_norm() -> None:
-    unit = randomised(PreActivationUnit(128, 32, stride=1)).double()
+    unit = randomised(PreActivationUnit(128, 32, stride=1, numbers=PRE)).double()
     nn.init.zeros_(unit.norm3.weight)
     nn.init.constant_(unit.norm3.bias, -1.0)
     features = torch.randn(2, 128, 4, 4, dtype=torch.float64)
     assert torch.equal(unit(features), features)
 
 
-@pytest.mark.parametrize("unit", [PostActivationUnit, PreActivationUnit])
+@pytest.mark.parametrize(("unit", "numbers"), [(PostActivationUnit, POST), (PreActivationUnit, PRE)])
 def test_a_unit_has_a_shortcut_layer_only_where_shapes_change(
-    unit: type[PostActivationUnit] | type[PreActivationUnit],
+    unit: type[PostActivationUnit] | type[PreActivationUnit], numbers: Numbers
 ) -> None:
-    assert unit(64, 32, stride=1).downsample is not None
-    assert unit(128, 32, stride=2).downsample is not None
-    assert unit(128, 32, stride=1).downsample is None
+    assert unit(64, 32, stride=1, numbers=numbers).downsample is not None
+    assert unit(128, 32, stride=2, numbers=numbers).downsample is not None
+    assert unit(128, 32, stride=1, numbers=numbers).downsample is None
 
 
 @given(height=st.integers(1, 6), width=st.integers(1, 6))
 def test_the_roots_quarter_the_resolution(height: int, width: int) -> None:
     images = torch.randn(1, 3, 4 * height, 4 * width)
-    assert BackboneStem(3, 32)(images).shape == (1, 32, height, width)
-    assert BiTStem(3, 32)(images).shape == (1, 32, height, width)
+    assert BackboneStem(3, 32, numbers=POST)(images).shape == (1, 32, height, width)
+    assert BiTStem(3, 32, numbers=PRE)(images).shape == (1, 32, height, width)
 
 
 @pytest.mark.parametrize(

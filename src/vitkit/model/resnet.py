@@ -2,7 +2,7 @@
 
 The two differ where their released weights do. The backbone normalises after each convolution (v1), pads like
 TensorFlow's SAME and divides weights by (std + 1e-5); BiT normalises before (v2), pads evenly and divides by
-sqrt(var + 1e-10).
+sqrt(var + 1e-10). timm divides both by sqrt(var + 1e-8), and weights that were trained or tuned there want that.
 """
 
 from dataclasses import dataclass
@@ -22,7 +22,27 @@ GROUPS = 32
 """GroupNorm's groups, in every ResNet of the paper."""
 EXPANSION = 4
 """A bottleneck unit's output is this many times wider than its inner convolutions."""
-Standardisation = Literal["deviation", "variance"]
+Origin = Literal["google", "timm"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Numbers:
+    """What one origin computes with: its padding, and what it adds to a deviation, or to a variance under the root."""
+
+    pads_same: bool
+    norm_eps: float
+    deviation_eps: float = 0.0
+    variance_eps: float = 0.0
+
+
+HYBRID: dict[Origin, Numbers] = {
+    "google": Numbers(pads_same=True, norm_eps=1e-6, deviation_eps=1e-5),
+    "timm": Numbers(pads_same=True, norm_eps=1e-5, variance_eps=1e-8),
+}
+BIG_TRANSFER: dict[Origin, Numbers] = {
+    "google": Numbers(pads_same=False, norm_eps=1e-5, variance_eps=1e-10),
+    "timm": Numbers(pads_same=False, norm_eps=1e-5, variance_eps=1e-8),
+}
 
 
 def same_padding(size: int, *, kernel: int, stride: int) -> tuple[int, int]:
@@ -51,20 +71,20 @@ def pad_same(
 class StandardisedConv(nn.Conv2d):
     """A convolution whose kernel is standardised over height, width and input channels before use."""
 
-    def __init__(self, inputs: int, outputs: int, *, kernel: int, stride: int, like: Standardisation) -> None:
+    def __init__(self, inputs: int, outputs: int, *, kernel: int, stride: int, numbers: Numbers) -> None:
         super().__init__(inputs, outputs, kernel, stride=stride, bias=False)
-        self.like = like
+        self.numbers = numbers
 
     def standardised(self) -> Float[Tensor, "outputs inputs k k"]:
         """The kernel as it is applied."""
         variance, mean = torch.var_mean(self.weight, dim=(1, 2, 3), keepdim=True, correction=0)
-        if self.like == "deviation":
-            return (self.weight - mean) / (variance.sqrt() + 1e-5)
-        return (self.weight - mean) * torch.rsqrt(variance + 1e-10)
+        if self.numbers.deviation_eps:
+            return (self.weight - mean) / (variance.sqrt() + self.numbers.deviation_eps)
+        return (self.weight - mean) * torch.rsqrt(variance + self.numbers.variance_eps)
 
     def forward(self, input: Float[Tensor, "B C H W"]) -> Float[Tensor, "B C2 H2 W2"]:  # noqa: A002
         (kernel, _), (stride, _) = self.kernel_size, self.stride
-        if self.like == "deviation":
+        if self.numbers.pads_same:
             padded = pad_same(input, kernel=kernel, stride=stride)
             return functional.conv2d(padded, self.standardised(), stride=stride)
         return functional.conv2d(input, self.standardised(), stride=stride, padding=kernel // 2)
@@ -85,11 +105,11 @@ class Downsample(nn.Module):
 class PostActivationUnit(nn.Module):
     """A bottleneck with normalisation after each convolution: the unit of the hybrid's backbone."""
 
-    def __init__(self, inputs: int, inner: int, *, stride: int) -> None:
+    def __init__(self, inputs: int, inner: int, *, stride: int, numbers: Numbers) -> None:
         super().__init__()
         outputs = inner * EXPANSION
-        conv = partial(StandardisedConv, like="deviation")
-        norm = partial(nn.GroupNorm, GROUPS, eps=1e-6)
+        conv = partial(StandardisedConv, numbers=numbers)
+        norm = partial(nn.GroupNorm, GROUPS, eps=numbers.norm_eps)
         self.conv1, self.norm1 = conv(inputs, inner, kernel=1, stride=1), norm(inner)
         self.conv2, self.norm2 = conv(inner, inner, kernel=3, stride=stride), norm(inner)
         self.conv3, self.norm3 = conv(inner, outputs, kernel=1, stride=1), norm(outputs)
@@ -107,11 +127,11 @@ class PostActivationUnit(nn.Module):
 class PreActivationUnit(nn.Module):
     """A bottleneck with normalisation before each convolution: the unit of BiT."""
 
-    def __init__(self, inputs: int, inner: int, *, stride: int) -> None:
+    def __init__(self, inputs: int, inner: int, *, stride: int, numbers: Numbers) -> None:
         super().__init__()
         outputs = inner * EXPANSION
-        conv = partial(StandardisedConv, like="variance")
-        norm = partial(nn.GroupNorm, GROUPS, eps=1e-5)
+        conv = partial(StandardisedConv, numbers=numbers)
+        norm = partial(nn.GroupNorm, GROUPS, eps=numbers.norm_eps)
         self.norm1, self.conv1 = norm(inputs), conv(inputs, inner, kernel=1, stride=1)
         self.norm2, self.conv2 = norm(inner), conv(inner, inner, kernel=3, stride=stride)
         self.norm3, self.conv3 = norm(inner), conv(inner, outputs, kernel=1, stride=1)
@@ -133,36 +153,38 @@ Unit = type[PostActivationUnit] | type[PreActivationUnit]
 class Stage(nn.Module):
     """Units of one resolution; the first changes width and, in all stages but the first, halves the map."""
 
-    def __init__(self, unit: Unit, *, units: int, inputs: int, inner: int, stride: int) -> None:
+    def __init__(self, unit: Unit, *, units: int, inputs: int, inner: int, stride: int, numbers: Numbers) -> None:
         super().__init__()
-        first = unit(inputs, inner, stride=stride)
-        rest = (unit(inner * EXPANSION, inner, stride=1) for _ in range(units - 1))
+        first = unit(inputs, inner, stride=stride, numbers=numbers)
+        rest = (unit(inner * EXPANSION, inner, stride=1, numbers=numbers) for _ in range(units - 1))
         self.blocks = nn.Sequential(first, *rest)
 
     def forward(self, features: Float[Tensor, "B C H W"]) -> Float[Tensor, "B C2 H2 W2"]:
         return self.blocks(features)
 
 
-def stages(unit: Unit, *, units: tuple[int, ...], root_width: int) -> nn.Sequential:
+def stages(unit: Unit, *, units: tuple[int, ...], root_width: int, numbers: Numbers) -> nn.Sequential:
     """The stages of a ResNet: each doubles the width and, after the first, halves the resolution.
 
-    >>> len(stages(PreActivationUnit, units=(1, 2), root_width=64)[1].blocks)
+    >>> len(stages(PreActivationUnit, units=(1, 2), root_width=64, numbers=BIG_TRANSFER["google"])[1].blocks)
     2
     """
     made, inputs = [], root_width
     for index, count in enumerate(units):
         inner = root_width * 2**index
-        made.append(Stage(unit, units=count, inputs=inputs, inner=inner, stride=1 if index == 0 else 2))
+        stride = 1 if index == 0 else 2
+        made.append(Stage(unit, units=count, inputs=inputs, inner=inner, stride=stride, numbers=numbers))
         inputs = inner * EXPANSION
     return nn.Sequential(*made)
 
 
 @dataclass(frozen=True, kw_only=True)
 class BackboneConfig:
-    """The ResNet under a hybrid: units in each stage, and the width of its root."""
+    """The ResNet under a hybrid: units in each stage, the width of its root, and whose numbers it computes with."""
 
     units: tuple[int, ...] = (3, 4, 9)
     root_width: int = 64
+    origin: Origin = "google"
 
     def __post_init__(self) -> None:
         check_resnet(self.units, self.root_width)
@@ -181,10 +203,10 @@ class BackboneConfig:
 class BackboneStem(nn.Module):
     """The backbone's root: 7×7 convolution, norm, relu and max pooling, a quarter of the resolution."""
 
-    def __init__(self, channels: int, width: int) -> None:
+    def __init__(self, channels: int, width: int, *, numbers: Numbers) -> None:
         super().__init__()
-        self.conv = StandardisedConv(channels, width, kernel=7, stride=2, like="deviation")
-        self.norm = nn.GroupNorm(GROUPS, width, eps=1e-6)
+        self.conv = StandardisedConv(channels, width, kernel=7, stride=2, numbers=numbers)
+        self.norm = nn.GroupNorm(GROUPS, width, eps=numbers.norm_eps)
 
     def forward(self, images: Float[Tensor, "B C H W"]) -> Float[Tensor, "B C2 H2 W2"]:
         features = functional.relu(self.norm(self.conv(images)))
@@ -200,9 +222,10 @@ class Backbone(nn.Module):
 
     def __init__(self, config: BackboneConfig, *, channels: int) -> None:
         super().__init__()
+        numbers = HYBRID[config.origin]
         self.width = config.width
-        self.stem = BackboneStem(channels, config.root_width)
-        self.stages = stages(PostActivationUnit, units=config.units, root_width=config.root_width)
+        self.stem = BackboneStem(channels, config.root_width, numbers=numbers)
+        self.stages = stages(PostActivationUnit, units=config.units, root_width=config.root_width, numbers=numbers)
 
     def forward(self, images: Float[Tensor, "B C H W"]) -> Float[Tensor, "B C2 H2 W2"]:
         return self.stages(self.stem(images))
@@ -210,13 +233,17 @@ class Backbone(nn.Module):
 
 @dataclass(frozen=True, kw_only=True)
 class BiTConfig:
-    """A Big Transfer ResNet v2: units in each stage, width in multiples of ResNet's, classes of the head."""
+    """A Big Transfer ResNet v2: units in each stage, width in multiples of ResNet's, classes of the head.
+
+    `origin` says whose numbers it computes with.
+    """
 
     units: tuple[int, ...] = (3, 4, 6, 3)
     width_factor: int = 1
     channels: int = 3
     image_size: Size = 224
     classes: int = 1000
+    origin: Origin = "google"
 
     def __post_init__(self) -> None:
         if not self.units:
@@ -241,9 +268,9 @@ class BiTConfig:
 class BiTStem(nn.Module):
     """BiT's root: a bare 7×7 convolution and max pooling over a border of zeros."""
 
-    def __init__(self, channels: int, width: int) -> None:
+    def __init__(self, channels: int, width: int, *, numbers: Numbers) -> None:
         super().__init__()
-        self.conv = StandardisedConv(channels, width, kernel=7, stride=2, like="variance")
+        self.conv = StandardisedConv(channels, width, kernel=7, stride=2, numbers=numbers)
 
     def forward(self, images: Float[Tensor, "B C H W"]) -> Float[Tensor, "B C2 H2 W2"]:
         return functional.max_pool2d(functional.pad(self.conv(images), (1, 1, 1, 1)), 3, stride=2)
@@ -259,9 +286,10 @@ class BiT(nn.Module):
     def __init__(self, config: BiTConfig) -> None:
         super().__init__()
         self.config = config
-        self.stem = BiTStem(config.channels, config.root_width)
-        self.stages = stages(PreActivationUnit, units=config.units, root_width=config.root_width)
-        self.norm = nn.GroupNorm(GROUPS, config.width, eps=1e-5)
+        numbers = BIG_TRANSFER[config.origin]
+        self.stem = BiTStem(config.channels, config.root_width, numbers=numbers)
+        self.stages = stages(PreActivationUnit, units=config.units, root_width=config.root_width, numbers=numbers)
+        self.norm = nn.GroupNorm(GROUPS, config.width, eps=numbers.norm_eps)
         self.head = nn.Linear(config.width, config.classes) if config.classes else nn.Identity()
         self.reset_parameters()
 

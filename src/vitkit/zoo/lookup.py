@@ -70,8 +70,16 @@ def name_of(config: ModelConfig) -> str:
 def _sizes(config: ModelConfig) -> tuple[object, ...]:
     if isinstance(config, BiTConfig):
         return ("BiT", config.units, config.width_factor)
-    grid = (pair(config.patch_size), config.backbone, config.block.axial)
-    return (*grid, config.width, config.depth, config.heads, config.mlp_dim)
+    backbone = config.backbone and (config.backbone.units, config.backbone.root_width)
+    return (
+        pair(config.patch_size),
+        backbone,
+        config.block.axial,
+        config.width,
+        config.depth,
+        config.heads,
+        config.mlp_dim,
+    )
 
 
 def matching(pattern: str = "*") -> tuple[Variant, ...]:

@@ -74,7 +74,7 @@ def refuses(config: ModelConfig) -> str | None:
         return "a Vision Transformer"
     if len(config.units) > 9 or max(config.units) > 99:
         return "more than 9 stages, or 99 units in one"
-    return None
+    return None if config.origin == "google" else f"a ResNet of {config.origin}'s numbers"
 
 
 BIT = Format(

@@ -157,6 +157,10 @@ def big_vision_rules(config: ModelConfig, shapes: Shapes | None) -> list[Rule]:
 Refusal = tuple[str, Callable[[ViTConfig], bool]]
 
 NEITHER: tuple[Refusal, ...] = (
+    (
+        "a ResNet of timm's numbers",
+        lambda config: config.backbone is not None and config.backbone.origin != "google",
+    ),
     ("a distillation token", lambda config: config.tokens.distillation),
     ("registers", lambda config: config.tokens.registers > 0),
     ("a class token that pooling does not read", lambda config: config.class_tokens > 0 and config.pooling != "class"),

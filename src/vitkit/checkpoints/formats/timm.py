@@ -78,8 +78,11 @@ def refused_by_timm(config: ModelConfig) -> str | None:
     """Why timm cannot compute a model, told all that a config.json can tell.
 
     >>> refused_by_timm(BiTConfig()), refused_by_deit(BiTConfig()), refused_by_dinov3(ViTConfig())
-    (None, 'a ResNet', 'a norm eps other than 1e-05')
+    ("a ResNet of Google's numbers", 'a ResNet', 'a norm eps other than 1e-05')
     """
+    resnet = config if isinstance(config, BiTConfig) else config.backbone
+    if resnet is not None and resnet.origin != "timm":
+        return "a ResNet of Google's numbers"
     if isinstance(config, BiTConfig):
         return None
     tokens, after = config.tokens, config.head.norm == "after_pooling"

@@ -140,6 +140,7 @@ def bit(shapes: Shapes, about: About) -> BiTConfig:
             channels=stem[1],
             image_size=_size(image_size_told(about) or (224, 224)),
             classes=_shape(shapes, "head.fc.weight", axes=4)[0] if "head.fc.weight" in shapes else 0,
+            origin="timm",
         )
     except ConfigError as error:
         raise WeightsError(f"the file holds no ResNet that can be: {error.message}", hint=error.hint) from error
@@ -208,7 +209,7 @@ def _backbone(shapes: Shapes) -> BackboneConfig | None:
     if root not in shapes:
         raise WeightsError("the ResNet under the model is none of the paper's", hint="vitkit has no such hybrid")
     try:
-        return BackboneConfig(units=units, root_width=_shape(shapes, root, axes=4)[0])
+        return BackboneConfig(units=units, root_width=_shape(shapes, root, axes=4)[0], origin="timm")
     except ConfigError as error:
         raise WeightsError(f"the file holds no ResNet that can be: {error.message}") from error
 

@@ -60,10 +60,11 @@ def write_folder(to: Format, out: Path, artefact: Artefact, tensors: Mapping[str
         raise WeightsError(
             f"{out}: {to.title} says in config.json what its tensors do not", hint="name a folder for --out"
         )
+    if to.name in FAMILIES and isinstance(artefact.config, ViTConfig):
+        config = hub_config(artefact.config, artefact.labels, to=to)
+    else:
+        config = timm_config(artefact.config) | {"label_names": list(artefact.labels)}
     out.mkdir(parents=True, exist_ok=True)
     save_safetensors(out / WEIGHTS, tensors, {"format": "pt"})
-    if to.name in FAMILIES and isinstance(artefact.config, ViTConfig):
-        native.write_json(out / native.CONFIG, hub_config(artefact.config, artefact.labels, to=to))
-    else:
-        native.write_json(out / native.CONFIG, timm_config(artefact.config) | {"label_names": list(artefact.labels)})
+    native.write_json(out / native.CONFIG, config)
     native.write_json(out / native.PREPROCESSING, artefact.preprocessing.to_hub())

@@ -39,7 +39,7 @@ def command(
     """
     from rich.progress import Progress
 
-    from vitkit.checkpoints.native import load
+    from vitkit.checkpoints.foreign import load
     from vitkit.core.errors import DataError
     from vitkit.data.sources.detect import open_data
     from vitkit.data.verify import verify, without

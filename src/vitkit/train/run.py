@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch
 
-from vitkit.checkpoints import native
+from vitkit.checkpoints.foreign import load
 from vitkit.checkpoints.native import Artefact
 from vitkit.core.errors import ConfigError, TrainingError
 from vitkit.core.shapes import pair
@@ -70,7 +70,7 @@ def run(config: RunConfig, out: Path | str, *, watcher: Watcher | None = None, s
             return Result(folder, summary, was_finished=True)
 
         workers = worker_count(config, ranks)
-        pretrained = native.load(config.model.weights) if config.model.weights else None
+        pretrained = load(config.model.weights) if config.model.weights else None
         check(config, pretrained=pretrained, ranks=ranks)
         try:
             images = find_images(config.data, folder=folder, ranks=ranks, workers=workers, watcher=watcher, stop=stop)

@@ -10,12 +10,18 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from vitkit.checkpoints.ready import load, save
     from vitkit.zoo.lookup import create, models
 
-__all__ = ["create", "models"]
+__all__ = ["create", "load", "models", "save"]
 
 # Importing vitkit imports no torch: a name is fetched when it is first used.
-_HOMES = {"create": "vitkit.zoo.lookup", "models": "vitkit.zoo.lookup"}
+_HOMES = {
+    "create": "vitkit.zoo.lookup",
+    "load": "vitkit.checkpoints.ready",
+    "models": "vitkit.zoo.lookup",
+    "save": "vitkit.checkpoints.ready",
+}
 
 
 def __getattr__(name: str) -> object:

@@ -5,6 +5,7 @@ import json
 import pytest
 
 from vitkit.cli.main import main
+from vitkit.zoo.published import PUBLISHED
 from vitkit.zoo.variants import VARIANTS
 
 KEYS = {"name", "kind", "layers", "width", "heads", "patch", "image_size", "tokens", "parameters", "gflops"}
@@ -76,3 +77,43 @@ def test_a_pattern_without_a_match_fails_and_suggests(capsys):
     output = capsys.readouterr()
     assert output.out == ""
     assert output.err.splitlines() == ["error: no model fits B/61", "hint: did you mean B/16?"]
+
+
+# Published weights
+
+PUBLISHED_KEYS = {"source", "model", "format", "image_size", "classes", "origin", "preprocessing", "top1"}
+
+
+def test_all_published_weights_are_listed_with_the_keys_that_scripts_rely_on(capsys):
+    listed = rows(capsys, "--published")
+    assert [row["source"] for row in listed] == [row.source for row in PUBLISHED]
+    assert all(set(row) >= PUBLISHED_KEYS for row in listed)
+
+
+def test_a_row_of_published_weights_says_how_to_feed_them_and_what_they_score(capsys):
+    (row,) = rows(capsys, "--published", "vit_l_16-852*")
+    assert (row["model"], row["format"], row["image_size"], row["classes"]) == ("L/16", "torchvision", 224, 1000)
+    assert row["top1"] == pytest.approx(0.79662)
+    assert row["preprocessing"]["filter"] == "bilinear"
+
+
+def test_weights_of_a_model_that_has_no_name_are_listed_by_its_sizes(capsys):
+    (row,) = rows(capsys, "--published", "facebook/dinov2-small")
+    assert (row["model"], row["top1"]) == ("ViT 384 wide, 12 deep, patches of 14", None)
+
+
+def test_the_table_of_published_weights_shows_every_source_whole(capsys):
+    assert main(["models", "--published"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    for row in PUBLISHED:
+        assert sum(line.split()[-1:] == [row.source] for line in lines) == 1
+
+
+def test_a_pattern_without_published_weights_fails_and_suggests(capsys):
+    assert main(["models", "--published", "google/vit-base-patch16-225"]) == 1
+    output = capsys.readouterr()
+    assert output.out == ""
+    assert output.err.splitlines() == [
+        "error: no published weights fit google/vit-base-patch16-225",
+        "hint: did you mean google/vit-base-patch16-224?",
+    ]

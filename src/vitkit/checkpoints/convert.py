@@ -10,7 +10,6 @@ from vitkit.checkpoints import native
 from vitkit.checkpoints.files.readers import save_npz, save_safetensors, save_torch
 from vitkit.checkpoints.formats.format import Format
 from vitkit.checkpoints.formats.huggingface import FAMILIES, hub_config
-from vitkit.checkpoints.formats.timm_config import timm_config
 from vitkit.checkpoints.mapping import Rule
 from vitkit.checkpoints.native import Artefact
 from vitkit.core.errors import WeightsError
@@ -58,12 +57,14 @@ def write_folder(to: Format, out: Path, artefact: Artefact, tensors: Mapping[str
     """A folder that the library itself loads: weights, configuration, preprocessing."""
     if out.suffix == ".safetensors":
         raise WeightsError(
-            f"{out}: {to.title} says in config.json what its tensors do not", hint="name a folder for --out"
+            f"{out}: {to.title} says in config.json what its tensors do not", hint="name a folder instead"
         )
     if to.name in FAMILIES and isinstance(artefact.config, ViTConfig):
         config = hub_config(artefact.config, artefact.labels, to=to)
     else:
-        config = timm_config(artefact.config) | {"label_names": list(artefact.labels)}
+        config, refused = native.timm_description(artefact)
+        if refused:
+            raise WeightsError(f"{to.title} cannot hold this model: {refused}")
     out.mkdir(parents=True, exist_ok=True)
     save_safetensors(out / WEIGHTS, tensors, {"format": "pt"})
     native.write_json(out / native.CONFIG, config)

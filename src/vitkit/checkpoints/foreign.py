@@ -8,13 +8,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vitkit.checkpoints import native
-from vitkit.checkpoints.files.readers import TensorFile, open_tensors
+from vitkit.checkpoints.files.guards import read_json
+from vitkit.checkpoints.files.readers import INDEX, SUFFIXES, TensorFile, open_tensors
 from vitkit.checkpoints.formats.bit import BIT
 from vitkit.checkpoints.formats.format import About, Format
 from vitkit.checkpoints.formats.google import BIG_VISION, GOOGLE
 from vitkit.checkpoints.formats.huggingface import HF_DEIT, HF_DINOV2, HF_VIT, HF_VIT_MAE
 from vitkit.checkpoints.formats.timm import DEIT, DINOV2, DINOV3, MAE, TIMM
 from vitkit.checkpoints.formats.torchvision import TORCHVISION
+from vitkit.checkpoints.hub import located
 from vitkit.checkpoints.mapping import Fit, Rule, fit, read
 from vitkit.checkpoints.native import Artefact
 from vitkit.core.errors import UnknownNameError, WeightsError, did_you_mean
@@ -23,6 +25,7 @@ from vitkit.data.transforms import Preprocessing, preprocessing
 from vitkit.zoo.lookup import create, name_of
 from vitkit.zoo.variants import ModelConfig
 
+WEIGHT_FILES = (*SUFFIXES, INDEX)
 FORMATS: tuple[Format, ...] = (
     *(GOOGLE, BIG_VISION, BIT),
     *(HF_VIT, HF_DEIT, HF_VIT_MAE, HF_DINOV2),
@@ -42,6 +45,7 @@ class Found:
     fit: Fit
     about: About
     notes: tuple[str, ...] = ()
+    fed: Preprocessing | None = None
 
     @property
     def name(self) -> str:
@@ -50,7 +54,9 @@ class Found:
 
     @property
     def preprocessing(self) -> Preprocessing:
-        """What the origin's own code feeds the model."""
+        """What a preprocessor_config.json beside the file says, or else what the origin's own code feeds the model."""
+        if self.fed is not None:
+            return self.fed
         return preprocessing(self.format.origin, image_size=self.config.image_size, channels=self.config.channels)
 
     @property
@@ -88,12 +94,27 @@ def identify(tensors: TensorFile, *, format: str | None = None) -> Found:  # noq
     config = chosen.describe(tensors.shapes, tensors.about)
     rules = chosen.rules(config, tensors.shapes)
     found = fit(rules, tensors.shapes, ignored=chosen.ignored)
-    return Found(format=chosen, config=config, rules=rules, fit=found, about=tensors.about, notes=tuple(tensors.notes))
+    return Found(
+        format=chosen,
+        config=config,
+        rules=rules,
+        fit=found,
+        about=tensors.about,
+        notes=tuple(tensors.notes),
+        fed=preprocessing_beside(tensors.path),
+    )
+
+
+def preprocessing_beside(path: Path) -> Preprocessing | None:
+    """The preprocessing that stands beside weights in their folder, if any."""
+    file = (path if path.is_dir() else path.parent) / native.PREPROCESSING
+    return Preprocessing.from_hub(read_json(file)) if file.is_file() else None
 
 
 def load(path: Path | str, *, format: str | None = None) -> Artefact:  # noqa: A002
-    """The model in a file or folder of any format; what is missing in it or left over is an error."""
-    if format in (None, "vitkit") and (Path(path) / native.CHECKSUMS).is_file():
+    """The model in a file, folder or `hub:` name of any format; what is missing in it or left over is an error."""
+    path = located(path)
+    if format == "vitkit" or (format is None and (native.is_ours(path) or not has_weights(path))):
         return native.load(path)
     with open_tensors(path) as tensors:
         found = identify(tensors, format=format)
@@ -107,6 +128,11 @@ def load(path: Path | str, *, format: str | None = None) -> Artefact:  # noqa: A
         preprocessing=found.preprocessing,
         labels=found.labels,
     )
+
+
+def has_weights(path: Path) -> bool:
+    """Whether there is a file of weights to look at: it, or one in the folder."""
+    return path.is_file() or (path.is_dir() and any(entry.name.endswith(WEIGHT_FILES) for entry in path.iterdir()))
 
 
 def check_shapes(state: Mapping[str, Tensor], config: ModelConfig, *, path: Path) -> None:

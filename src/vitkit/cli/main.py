@@ -37,6 +37,8 @@ COMMANDS = {
     "recipes": Entry("Your images", "vitkit.cli.recipes:command", "List the recipes, or show one as TOML."),
     "models": Entry("Models", "vitkit.cli.models:command", "List the models and their sizes."),
     "cost": Entry("Models", "vitkit.cli.cost:command", "What a model costs to run and to train."),
+    "weights": Entry("Models", "vitkit.cli.weights:command", "Look at weights of any origin; convert and adapt them."),
+    "export": Entry("Models", "vitkit.cli.export:command", "Write a trained model for another library."),
     "doctor": Entry("This machine", "vitkit.cli.doctor:command", "What this machine has, lacks and is best at."),
 }
 

@@ -1,0 +1,195 @@
+"""A file of weights goes in; whether it answers here as it did where it comes from comes out.
+
+A fixed drawn image is run through our model, and its answer compared with the one that an artefact of ours keeps, or
+else with that of the library the file is from, where it is installed. Nothing of these libraries is needed otherwise.
+"""
+
+import importlib
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from vitkit.checkpoints import foreign, native
+from vitkit.checkpoints.files.readers import open_tensors
+from vitkit.checkpoints.foreign import Found
+from vitkit.checkpoints.formats.huggingface import hub_config
+from vitkit.checkpoints.formats.timm_config import timm_config
+from vitkit.checkpoints.hub import located
+from vitkit.checkpoints.mapping import read
+from vitkit.checkpoints.native import Artefact
+from vitkit.checkpoints.reference import answers, drawn_image, largest_difference, run
+from vitkit.core.errors import WeightsError
+from vitkit.core.shapes import Tensor, pair
+from vitkit.model.config import ViTConfig
+
+STORED_TOLERANCE = 1e-4
+"""Of the largest logit: another processor adds up in another order."""
+TOLERANCE = 1e-5
+"""Of the largest logit, or of 1: the same numbers in float32 on one machine, by other kernels."""
+UNKNOWN = "nothing to compare with"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verification:
+    """The largest difference between two answers to the drawn image, and between whose.
+
+    Where there is nothing to compare with, the difference is None, `against` says why, and nothing agrees.
+    """
+
+    max_difference: float | None
+    against: str
+    tolerance: float
+
+    @property
+    def agrees(self) -> bool:
+        """Whether there was something to compare with, and it is the same."""
+        return self.max_difference is not None and self.max_difference <= self.tolerance
+
+
+def verify(path: Path | str, *, format: str | None = None) -> Verification:  # noqa: A002  the word users type
+    """Compare what a model answers to the drawn image with what it should; a file that is no model is an error."""
+    path = located(path)
+    if format == "vitkit" or (format is None and native.is_ours(path)):
+        return verify_own(path)
+    with open_tensors(path) as tensors:
+        found = foreign.identify(tensors, format=format)
+        found.fit.check()
+        library = LIBRARIES.get(found.format.name)
+        if library is None:
+            return nothing(f"{found.format.title} has no library that runs here")
+        theirs = imported(library)
+        if theirs is None:
+            return nothing(f"{library} is not installed, or does not work")
+        state = dict(read(found.rules, tensors))
+        foreign.check_shapes(state, found.config, path=Path(path))
+        ours = answers(_artefact(found, state).model().float())
+        try:
+            expected = ORACLES[library](theirs, found, dict(tensors))
+        except Exception as error:  # whatever their code raises: it could not make its model of the file
+            reason = " ".join(str(error).split())[:200]
+            return nothing(f"{library} cannot run it: {reason or type(error).__name__}")
+    version = getattr(theirs, "__version__", "")
+    return compared(ours, expected, against=f"{library} {version}".rstrip(), relative=TOLERANCE)
+
+
+def verify_own(folder: Path | str) -> Verification:
+    """Compare an artefact of ours with the answer that was saved with it."""
+    artefact = native.load(folder)
+    stored = native.stored_reference(folder)
+    if stored is None:
+        return nothing("the artefact keeps no reference logits")
+    ours = answers(artefact.model().float())
+    expected = torch.tensor(stored)[None]
+    return compared(ours, expected, against="the reference logits saved with it", relative=STORED_TOLERANCE)
+
+
+def compared(ours: Tensor, expected: Tensor, *, against: str, relative: float) -> Verification:
+    """The verdict on two answers; the tolerance grows with the largest logit, as float32's spacing does."""
+    tolerance = relative * max(1.0, float(expected.abs().max()) if expected.numel() else 0.0)
+    return Verification(max_difference=largest_difference(ours, expected), against=against, tolerance=tolerance)
+
+
+def nothing(reason: str) -> Verification:
+    """No verdict, and why.
+
+    >>> nothing("timm is not installed").agrees
+    False
+    """
+    return Verification(max_difference=None, against=f"{UNKNOWN}: {reason}", tolerance=TOLERANCE)
+
+
+def imported(library: str) -> ModuleType | None:
+    """A library, or None where it is absent or broken."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return importlib.import_module(library)
+    except Exception:  # a broken installation fails in many ways
+        return None
+
+
+def _artefact(found: Found, state: dict[str, Tensor]) -> Artefact:
+    return Artefact(
+        name=found.name,
+        config=found.config,
+        state=state,
+        preprocessing=found.preprocessing,
+        labels=found.labels,
+    )
+
+
+# Their models. The modules are not typed here: none of them need be installed.
+
+
+def answer_of_timm(timm: Any, found: Found, tensors: Mapping[str, Tensor]) -> Tensor:
+    """timm's answer: its architecture by config.json, or else by what we found, with the file's own tensors."""
+    about = found.about.config
+    said: dict[str, Any] = dict(about if "architecture" in about else timm_config(found.config))
+    architecture = str(said["architecture"])
+    args = {"num_classes": found.config.classes} | dict(said.get("model_args") or {})
+    model = timm.create_model(architecture, pretrained=False, pretrained_cfg=said.get("pretrained_cfg"), **args)
+    home = importlib.import_module(timm.models.model_entrypoint(architecture).__module__)
+    cleaned = dict(tensors)
+    if hasattr(home, "checkpoint_filter_fn"):
+        cleaned = home.checkpoint_filter_fn(cleaned, model)
+    model.load_state_dict(cleaned, strict=True)
+    return run(model.float().eval(), drawn_image(found.config))
+
+
+def answer_of_transformers(transformers: Any, found: Found, tensors: Mapping[str, Tensor]) -> Tensor:
+    """The answer of Hugging Face's model: logits, or its class token after the last norm where it has no head."""
+    config = found.config
+    if not isinstance(config, ViTConfig) or found.format.name == "huggingface-mae":
+        raise WeightsError("it answers to a random part of an image only")
+    said = dict(found.about.config) or hub_config(config, found.labels, to=found.format)
+    family = transformers.CONFIG_MAPPING[said["model_type"]]
+    names = hub_config(config, (), to=found.format)["architectures"]
+    assert isinstance(names, list)
+    model, remarks = getattr(transformers, names[0]).from_pretrained(
+        None, config=family.from_dict(said), state_dict=dict(tensors), output_loading_info=True
+    )
+    if remarks["missing_keys"] and config.classes:
+        raise WeightsError(f"it misses {min(remarks['missing_keys'])}")
+    with torch.no_grad():
+        output = model.float().eval()(drawn_image(config))
+    if config.classes:
+        return torch.as_tensor(output.logits)
+    if config.head.pre_logits:
+        return torch.as_tensor(output.pooler_output)
+    return torch.as_tensor(output.last_hidden_state[:, 0])
+
+
+def answer_of_torchvision(torchvision: Any, found: Found, tensors: Mapping[str, Tensor]) -> Tensor:
+    """The answer of torchvision's VisionTransformer."""
+    config = found.config
+    assert isinstance(config, ViTConfig)
+    model = torchvision.models.VisionTransformer(
+        image_size=pair(config.image_size)[0],
+        patch_size=pair(config.patch_size)[0],
+        num_layers=config.depth,
+        num_heads=config.heads,
+        hidden_dim=config.width,
+        mlp_dim=config.mlp_dim,
+        num_classes=config.classes,
+        representation_size=config.head.pre_logits,
+    )
+    model.load_state_dict(dict(tensors), strict=True)
+    return run(model.float().eval(), drawn_image(config))
+
+
+LIBRARIES = {
+    **dict.fromkeys(("timm", "deit", "mae", "dinov2"), "timm"),
+    **dict.fromkeys(("huggingface", "huggingface-deit", "huggingface-mae", "huggingface-dinov2"), "transformers"),
+    "torchvision": "torchvision",
+}
+"""Who can run the files of a format."""
+ORACLES: dict[str, Callable[[Any, Found, Mapping[str, Tensor]], Tensor]] = {
+    "timm": answer_of_timm,
+    "transformers": answer_of_transformers,
+    "torchvision": answer_of_torchvision,
+}

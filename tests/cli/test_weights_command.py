@@ -216,7 +216,7 @@ def test_a_model_is_not_written_over_itself(shell):
 @pytest.mark.parametrize(
     ("arguments", "error", "hint"),
     [
-        (("info", "smll"), "smll: no such file", "did you mean small?"),
+        (("info", "smal1"), "smal1: no such file", "did you mean small?"),
         (("info", "nowhere/at-all"), "nowhere/at-all: no such file", "check the path"),
         (("info", "small.npz", "--format", "gogle"), "no format of weights is called gogle", "did you mean google?"),
         (
@@ -226,9 +226,9 @@ def test_a_model_is_not_written_over_itself(shell):
         ),
         (("convert", "small", "a/b", "--to", "timm"), "a: no such folder", "make it first: mkdir -p a"),
         (("convert", "nothing", "x", "--to", "timm"), "nothing: no such file", "check the path"),
-        (("diff", "small", "smll.npz"), "smll.npz: no such file", "did you mean small.npz?"),
+        (("diff", "small", "smal1.npz"), "smal1.npz: no such file", "did you mean small.npz?"),
         (("adapt", "small", "x", "--labels", "no.txt"), "no.txt: no such file", "--labels names a file"),
-        (("verify", "smll"), "smll: no such file", "did you mean small?"),
+        (("verify", "smal1"), "smal1: no such file", "did you mean small?"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )

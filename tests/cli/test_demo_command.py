@@ -36,7 +36,7 @@ def test_the_demo_again_changes_nothing_and_prints_its_figures_as_json(
 
 def test_fine_tuning_in_the_demo_is_at_a_higher_resolution(demo: Path) -> None:
     sizes = [
-        json.loads((demo / run / "config.json").read_bytes())["model"]["image_size"]
+        json.loads((demo / run / "config.json").read_bytes())["vitkit"]["model"]["image_size"]
         for run in ("fractals", "fractals-then-digits")
     ]
     assert sizes == [16, 24]

@@ -15,7 +15,15 @@ from vitkit.train.config import RunConfig
 from vitkit.zoo.flops import forward_flops
 from vitkit.zoo.lookup import configure, create
 
-SMALL = {"digits", "fashion-mnist", "cifar10-small", "fractals-small", "folder", "finetune-folder"}
+SMALL = {
+    "digits",
+    "fashion-mnist",
+    "cifar10-small",
+    "cifar10-after-fractals",
+    "fractals-small",
+    "folder",
+    "finetune-folder",
+}
 
 # Table 3: name, model, epochs, lr, decay, its end, weight decay, dropout, clip.
 TABLE_3 = """

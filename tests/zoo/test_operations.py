@@ -41,9 +41,7 @@ def product_by_product(conv: StandardisedConv, height: int, width: int) -> int:
     side, stride = conv.kernel_size[0], conv.stride[0]
     ones, kernel = torch.ones(1, 1, height, width), torch.ones(1, 1, side, side)
     padded = (
-        pad_same(ones, kernel=side, stride=stride)
-        if conv.like == "deviation"
-        else functional.pad(ones, (side // 2,) * 4)
+        pad_same(ones, kernel=side, stride=stride) if conv.numbers.pads_same else functional.pad(ones, (side // 2,) * 4)
     )
     return int(functional.conv2d(padded, kernel, stride=stride).sum()) * conv.in_channels * conv.out_channels
 

@@ -4,7 +4,7 @@ path → readers → names and shapes → the format that knows them → its rul
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from vitkit.checkpoints import native
@@ -13,7 +13,7 @@ from vitkit.checkpoints.files.readers import INDEX, SUFFIXES, TensorFile, open_t
 from vitkit.checkpoints.formats.bit import BIT
 from vitkit.checkpoints.formats.format import About, Format
 from vitkit.checkpoints.formats.google import BIG_VISION, GOOGLE
-from vitkit.checkpoints.formats.huggingface import HF_DEIT, HF_DINOV2, HF_VIT, HF_VIT_MAE
+from vitkit.checkpoints.formats.huggingface import HF_DEIT, HF_DINOV2, HF_VIT, HF_VIT_MAE, hub_labels
 from vitkit.checkpoints.formats.timm import DEIT, DINOV2, DINOV3, MAE, TIMM
 from vitkit.checkpoints.formats.torchvision import TORCHVISION
 from vitkit.checkpoints.hub import located
@@ -56,7 +56,7 @@ class Found:
     def preprocessing(self) -> Preprocessing:
         """What a preprocessor_config.json beside the file says, or else what the origin's own code feeds the model."""
         if self.fed is not None:
-            return self.fed
+            return replace(self.fed, image_size=self.config.image_size)  # DINOv2's says 224, its positions 518
         return preprocessing(self.format.origin, image_size=self.config.image_size, channels=self.config.channels)
 
     @property
@@ -153,13 +153,7 @@ def labels_in(config: Mapping[str, object], *, classes: int) -> tuple[str, ...]:
     >>> labels_in({"id2label": {"1": "dog", "0": "cat"}}, classes=2), labels_in({}, classes=2)
     (('cat', 'dog'), ('0', '1'))
     """
-    named = config.get("id2label")
-    if isinstance(named, Mapping) and len(named) == classes:
-        try:
-            return tuple(str(named[key]) for key in sorted(named, key=int))
-        except ValueError as error:
-            raise WeightsError("config.json: id2label is not numbered", got=list(named)[:3]) from error
-    listed = config.get("label_names")
-    if isinstance(listed, list) and len(listed) == classes:
+    listed = hub_labels(config) or config.get("label_names")
+    if isinstance(listed, list | tuple) and len(listed) == classes:
         return tuple(map(str, listed))
     return tuple(map(str, range(classes)))

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from vitkit.checkpoints.formats.format import About
+from vitkit.checkpoints.formats.sizes import shape_of, size_of
 from vitkit.checkpoints.formats.timm_config import POOLINGS, Pooling, image_size_told, told
 from vitkit.checkpoints.mapping import Shapes
 from vitkit.core.errors import ConfigError, WeightsError
-from vitkit.core.shapes import Size
 from vitkit.model.attention import AttentionConfig
 from vitkit.model.config import TokenConfig, ViTConfig
 from vitkit.model.encoder import Activation, BlockConfig
@@ -95,7 +95,7 @@ def habitual_heads(width: int, *, gated: bool = False) -> int | None:
 def vit(shapes: Shapes, about: About, *, habits: Habits) -> ViTConfig:
     """The Vision Transformer that plain names and shapes tell of."""
     _check_foreign(shapes, about, habits)
-    stem = _shape(shapes, "patch_embed.proj.weight", axes=4)
+    stem = shape_of(shapes, "patch_embed.proj.weight", axes=4)
     backbone = _backbone(shapes)
     stride = backbone.stride if backbone else 1
     cell = (stride * stem[2], stride * stem[3])
@@ -107,14 +107,14 @@ def vit(shapes: Shapes, about: About, *, habits: Habits) -> ViTConfig:
     block, mlp_dim = _block(shapes, about, habits)
     try:
         return ViTConfig(
-            image_size=_size((grid[0] * cell[0], grid[1] * cell[1])),
-            patch_size=_size((stem[2], stem[3])),
+            image_size=size_of(*(grid[0] * cell[0], grid[1] * cell[1])),
+            patch_size=size_of(*(stem[2], stem[3])),
             channels=_channels(shapes, stem),
             width=stem[0],
             depth=_depth(shapes),
             heads=_heads(shapes, about, habits, width=stem[0], gated=block.activation == "swiglu"),
             mlp_dim=mlp_dim,
-            classes=_shape(shapes, "head.weight", axes=2)[0] if "head.weight" in shapes else 0,
+            classes=shape_of(shapes, "head.weight", axes=2)[0] if "head.weight" in shapes else 0,
             pooling=pooling,
             backbone=backbone,
             positions=_positions(shapes, about, habits, covers=covers, registers=registers),
@@ -132,14 +132,14 @@ def vit(shapes: Shapes, about: About, *, habits: Habits) -> ViTConfig:
 
 def bit(shapes: Shapes, about: About) -> BiTConfig:
     """The BiT ResNet that names and shapes tell of."""
-    stem = _shape(shapes, "stem.conv.weight", axes=4)
+    stem = shape_of(shapes, "stem.conv.weight", axes=4)
     try:
         return BiTConfig(
             units=_units(shapes, "stages"),
             width_factor=stem[0] // 64,
             channels=stem[1],
-            image_size=_size(image_size_told(about) or (224, 224)),
-            classes=_shape(shapes, "head.fc.weight", axes=4)[0] if "head.fc.weight" in shapes else 0,
+            image_size=size_of(*(image_size_told(about) or (224, 224))),
+            classes=shape_of(shapes, "head.fc.weight", axes=4)[0] if "head.fc.weight" in shapes else 0,
             origin="timm",
         )
     except ConfigError as error:
@@ -160,19 +160,6 @@ def _check_foreign(shapes: Shapes, about: About, habits: Habits) -> None:
         looks_it = {"cls_token", "reg_token", "norm.weight"} <= shapes.keys() and "blocks.0.attn.qkv.bias" not in shapes
         if not ("dinov3" in architecture if architecture else looks_it):
             raise WeightsError("the model in the file has rotary positions that are not DINOv3's", hint=hint)
-
-
-def _shape(shapes: Shapes, name: str, *, axes: int) -> tuple[int, ...]:
-    if name not in shapes:
-        raise WeightsError(f"the file has no {name}", hint="it is of another model, or incomplete")
-    if len(shapes[name]) != axes or not all(shapes[name]):
-        got = " × ".join(map(str, shapes[name])) or "a single number"
-        raise WeightsError(f"{name} has no such shape", expected=f"{axes} axes", got=got)
-    return shapes[name]
-
-
-def _size(sides: tuple[int, int]) -> Size:
-    return sides[0] if sides[0] == sides[1] else sides
 
 
 def _channels(shapes: Shapes, stem: Sequence[int]) -> int:
@@ -209,7 +196,7 @@ def _backbone(shapes: Shapes) -> BackboneConfig | None:
     if root not in shapes:
         raise WeightsError("the ResNet under the model is none of the paper's", hint="vitkit has no such hybrid")
     try:
-        return BackboneConfig(units=units, root_width=_shape(shapes, root, axes=4)[0], origin="timm")
+        return BackboneConfig(units=units, root_width=shape_of(shapes, root, axes=4)[0], origin="timm")
     except ConfigError as error:
         raise WeightsError(f"the file holds no ResNet that can be: {error.message}") from error
 
@@ -222,7 +209,7 @@ def _head(shapes: Shapes) -> HeadConfig:
             expected="norm or fc_norm",
             got="both" if after else "neither",
         )
-    hidden = _shape(shapes, "pre_logits.fc.weight", axes=2)[0] if "pre_logits.fc.weight" in shapes else None
+    hidden = shape_of(shapes, "pre_logits.fc.weight", axes=2)[0] if "pre_logits.fc.weight" in shapes else None
     return HeadConfig(pre_logits=hidden, norm="after_pooling" if after else "before_pooling")
 
 
@@ -230,7 +217,7 @@ def _block(shapes: Shapes, about: About, habits: Habits) -> tuple[BlockConfig, i
     """What a block is made of, and the width of its MLP."""
     names = {name.removeprefix("blocks.0.") for name in shapes if name.startswith("blocks.0.")}
     last = "mlp.w3.weight" if "mlp.w3.weight" in names else "mlp.fc2.weight"
-    mlp_dim = _shape(shapes, f"blocks.0.{last}", axes=2)[1]
+    mlp_dim = shape_of(shapes, f"blocks.0.{last}", axes=2)[1]
     gated = "mlp.fc1.weight" not in names or shapes["blocks.0.mlp.fc1.weight"][:1] == (2 * mlp_dim,)
     if gated and "attn.q_bias" in names and not habits.rotary:
         raise WeightsError(
@@ -262,7 +249,7 @@ def _activation(about: About) -> Activation:
 
 def _heads(shapes: Shapes, about: About, habits: Habits, *, width: int, gated: bool) -> int:
     if "rope_embed.periods" in shapes:  # one for each quarter of a head
-        return max(1, width // (4 * _shape(shapes, "rope_embed.periods", axes=1)[0]))
+        return max(1, width // (4 * shape_of(shapes, "rope_embed.periods", axes=1)[0]))
     usual = width // 64 if habits.rotary and width in (1280, 1536) else habitual_heads(width, gated=gated)
     if (told(about, "architecture", str) or "").startswith("vit_base_patch16_gap_224"):
         usual = 16
@@ -317,7 +304,7 @@ def _grid(
         return asked or (max(1, 224 // cell[0]), max(1, 224 // cell[1])), "all"
     if habits.rotary:
         raise WeightsError("the model has both rotary and learned positions", hint="vitkit has no such model")
-    rows = _shape(shapes, "pos_embed", axes=3)[1]
+    rows = shape_of(shapes, "pos_embed", axes=3)[1]
     everything = class_tokens + registers
     choices = {"all": (class_tokens,), "all_or_patches": (class_tokens, 0), "by_registers": (everything, 0)}
     prefixes = choices[habits.rows]

@@ -61,8 +61,8 @@ def mend_torchvision() -> torch.library.Library | None:
     return None
 
 
-def peer(name: Literal["timm", "transformers"]) -> Any:
-    """The other library, imported."""
+def peer(name: str) -> Any:
+    """The other library, or a module of it, imported."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         mend_torchvision()

@@ -77,12 +77,11 @@ def accuracy(model: nn.Module, loader: DataLoader[Any]) -> float:
 @click.option("--limit", type=int, help="Use this many training images only, to try the script.")
 def main(cifar10: str, epochs: int, out: Path, workers: int, limit: int | None) -> None:
     """Train, and write the accuracy and the seconds of training after each epoch."""
-    timm = peer("timm")
     torch.manual_seed(42)
     data = open_data(cifar10)
     about = {"input_size": (3, SIZE, SIZE), "mean": (0.5,) * 3, "std": (0.5,) * 3}
-    train = timm.data.create_transform(**about, is_training=True, color_jitter=0.4, interpolation="random")
-    test = timm.data.create_transform(**about, is_training=False, interpolation="bicubic", crop_pct=0.9)
+    train = peer("timm.data").create_transform(**about, is_training=True, color_jitter=0.4, interpolation="random")
+    test = peer("timm.data").create_transform(**about, is_training=False, interpolation="bicubic", crop_pct=0.9)
     examples = Examples(data.splits["train"], train)
     chosen = torch.utils.data.Subset(examples, range(limit or len(examples)))
     loader = DataLoader(
@@ -90,11 +89,11 @@ def main(cifar10: str, epochs: int, out: Path, workers: int, limit: int | None) 
     )
     judge = DataLoader(Examples(data.splits["test"], test), 250)
     model = make_model()
-    optimizer = timm.optim.create_optimizer_v2(model, opt="sgd", lr=LR, momentum=0.9, weight_decay=2e-5)
-    schedule = timm.scheduler.CosineLRScheduler(
+    optimizer = peer("timm.optim").create_optimizer_v2(model, opt="sgd", lr=LR, momentum=0.9, weight_decay=2e-5)
+    schedule = peer("timm.scheduler").CosineLRScheduler(
         optimizer, t_initial=epochs, warmup_t=min(WARM_UP, epochs - 1), warmup_lr_init=1e-5, warmup_prefix=False
     )
-    objective = timm.loss.LabelSmoothingCrossEntropy(smoothing=0.1)
+    objective = peer("timm.loss").LabelSmoothingCrossEntropy(smoothing=0.1)
     seconds = 0.0
     for epoch in range(epochs):
         schedule.step(epoch)

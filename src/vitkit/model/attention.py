@@ -84,6 +84,18 @@ class Attention(nn.Module):
         mixed = functional.scaled_dot_product_attention(queries, keys, values, attn_mask=bias, dropout_p=dropout)
         return self.proj(mixed.transpose(1, 2).flatten(2))
 
+    def shown(
+        self,
+        tokens: Float[Tensor, "B L D"],
+        *,
+        rotary: Rotary | None = None,
+        relative: RelativePositions | None = None,
+    ) -> tuple[Float[Tensor, "B L D"], Float[Tensor, "B A L L"]]:
+        """The same values computed from weights that are there to be seen, and those, for gradients to pass through."""
+        projections = self.look(tokens, rotary=rotary, relative=relative)
+        weights = self.weights(projections)
+        return self.proj((weights @ projections.values).transpose(1, 2).flatten(2)), weights
+
     def weights(self, projections: Projections) -> Float[Tensor, "B A Q L"]:
         """How much each token looks at each other one: softmax(q kᵀ / √K), one head at a time to bound memory."""
         queries, keys, _, bias = projections

@@ -1,7 +1,7 @@
 """Tokens go in, tokens come out: one Transformer encoder block (equations 2 and 3), and what can be kept of it."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import torch
@@ -145,6 +145,21 @@ class Block(nn.Module):
         branch = self.attn(self.norm1(tokens), rotary=rotary, relative=relative, rows=rows)
         tokens = residual + self.stochastic_depth(self.ls1(self.dropout(branch)))
         del branch  # the MLP needs the memory
+        return self._through_mlp(tokens)
+
+    def shown(
+        self,
+        tokens: Float[Tensor, "B L D"],
+        *,
+        rotary: Rotary | None = None,
+        relative: RelativePositions | None = None,
+    ) -> tuple[Float[Tensor, "B L D"], Float[Tensor, "B A L L"]]:
+        """The block's output, computed from attention weights that gradients pass through, and these weights."""
+        branch, weights = self.attn.shown(self.norm1(tokens), rotary=rotary, relative=relative)
+        return self._through_mlp(tokens + self.stochastic_depth(self.ls1(self.dropout(branch)))), weights
+
+    def _through_mlp(self, tokens: Float[Tensor, "B Q D"]) -> Float[Tensor, "B Q D"]:
+        """Equation 3."""
         return tokens + self.stochastic_depth(self.ls2(self.mlp(self.norm2(tokens))))
 
 
@@ -188,14 +203,24 @@ def blocks(
     )
 
 
+def as_it_is(attention: Float[Tensor, "B A L L"]) -> Float[Tensor, "B A L L"]:
+    """All of a layer's attention."""
+    return attention
+
+
 @dataclass(frozen=True, kw_only=True)
 class Keep:
-    """The layers of which to keep something while encoding, counted from 0, or from -1 at the end."""
+    """The layers of which to keep something while encoding, counted from 0, or from -1 at the end.
+
+    Of attention `summary` is kept, such as the mean over heads: it is computed layer by layer, so that the attention
+    of many layers, L² numbers a head, is never there at once.
+    """
 
     attention: Sequence[int] = ()
     queries: Sequence[int] = ()
     keys: Sequence[int] = ()
     outputs: Sequence[int] = ()
+    summary: Callable[[Float[Tensor, "B A L L"]], Tensor] = as_it_is
 
     def within(self, depth: int) -> "Keep":
         """The same with every layer counted from 0."""
@@ -206,7 +231,13 @@ class Keep:
                     raise InputError("no such layer to keep", expected=f"{-depth} to {depth - 1}", got=layer)
             return tuple(layer % depth for layer in layers)
 
-        return Keep(**{name: count(layers) for name, layers in vars(self).items()})
+        return replace(
+            self,
+            attention=count(self.attention),
+            queries=count(self.queries),
+            keys=count(self.keys),
+            outputs=count(self.outputs),
+        )
 
     def looks_inside(self, layer: int) -> bool:
         """Whether something of this layer's attention is wanted."""
@@ -221,7 +252,8 @@ class Encoded:
     """What encoding gives: z_L, and by layer what was asked to be kept."""
 
     tokens: Float[Tensor, "B L D"]
-    attention: dict[int, Float[Tensor, "B A L L"]] = field(default_factory=dict)
+    attention: dict[int, Tensor] = field(default_factory=dict)
+    """(B A L L), or the summary of it."""
     queries: dict[int, Float[Tensor, "B A L K"]] = field(default_factory=dict)
     keys: dict[int, Float[Tensor, "B A L K"]] = field(default_factory=dict)
     outputs: dict[int, Float[Tensor, "B L D"]] = field(default_factory=dict)
@@ -233,4 +265,4 @@ class Encoded:
         if layer in keep.keys:
             self.keys[layer] = projections.keys.contiguous()
         if layer in keep.attention:
-            self.attention[layer] = attention.weights(projections)
+            self.attention[layer] = keep.summary(attention.weights(projections))

@@ -55,12 +55,24 @@ class AttentionPool(nn.Module):
         self.mlp = mlp(width=width, mlp_dim=mlp_dim, activation=activation)
 
     def forward(self, tokens: Float[Tensor, "B L D"]) -> Float[Tensor, "B D"]:
-        keys, values = self.kv(tokens).unflatten(2, (2, self.heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
-        query = self.q(self.latent).unflatten(2, (self.heads, -1)).transpose(1, 2)
-        query = query.expand(tokens.shape[0], -1, -1, -1)
-        seen = functional.scaled_dot_product_attention(query, keys, values)
+        keys, values = self.offered(tokens)
+        seen = functional.scaled_dot_product_attention(self.query(tokens.shape[0]), keys, values)
         pooled = self.proj(seen.transpose(1, 2).flatten(2))
         return (pooled + self.mlp(self.norm(pooled)))[:, 0]
+
+    def offered(self, tokens: Float[Tensor, "B L D"]) -> tuple[Float[Tensor, "B A L K"], Float[Tensor, "B A L K"]]:
+        """Keys and values of the tokens."""
+        keys, values = self.kv(tokens).unflatten(2, (2, self.heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
+        return keys, values
+
+    def query(self, images: int) -> Float[Tensor, "B A 1 K"]:
+        """What the probe asks of each image, the same of all."""
+        return self.q(self.latent).unflatten(2, (self.heads, -1)).transpose(1, 2).expand(images, -1, -1, -1)
+
+    def weights(self, tokens: Float[Tensor, "B L D"]) -> Float[Tensor, "B A L"]:
+        """How much the probe looks at each token, which the fused kernel does not show."""
+        query, (keys, _) = self.query(tokens.shape[0]), self.offered(tokens)
+        return torch.softmax(query @ keys.transpose(2, 3) * keys.shape[-1] ** -0.5, dim=-1)[:, :, 0]
 
 
 class DistilledHead(nn.Module):

@@ -302,6 +302,14 @@ class BiT(nn.Module):
         check_images(images, channels=self.config.channels, image_size=None)
         return functional.relu(self.norm(self.stages(self.stem(images)))).mean(dim=(2, 3))
 
+    def stage_maps(self, images: Float[Tensor, "B C H W"]) -> list[Float[Tensor, "B C2 H2 W2"]]:
+        """The feature map of each stage; the last one is normalised and activated, as the head's features are."""
+        check_images(images, channels=self.config.channels, image_size=None)
+        maps = [self.stem(images)]
+        for stage in self.stages:
+            maps.append(stage(maps[-1]))
+        return [*maps[1:-1], functional.relu(self.norm(maps[-1]))]
+
     def forward(self, images: Float[Tensor, "B C H W"]) -> Float[Tensor, "B Y"]:
         return self.head(self.features(images))
 

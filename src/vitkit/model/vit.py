@@ -169,13 +169,8 @@ class ViT(nn.Module):
         keep = keep.within(len(self.blocks))
         encoded = Encoded(tokens=tokens)
         rotary = self._rotary(tokens.device)
-        shared = self.pos_embed if self.config.positions.place == "shared" else None
-        relatives = cast("Sequence[RelativePositions]", self.relative)
         for layer, block in enumerate(cast("Sequence[Block]", self.blocks)):
-            positions = self.layer_pos_embed[layer] if self.layer_pos_embed else shared
-            if positions is not None:
-                tokens = tokens + self.token_positions(positions)
-            relative = relatives[layer % len(relatives)] if relatives else None
+            tokens, relative = self._placed(layer, tokens), self._relative(layer)
             if keep.looks_inside(layer):
                 projections = block.attn.look(block.norm1(tokens), rotary=rotary, relative=relative)
                 encoded.look(keep, layer, block.attn, projections)
@@ -187,6 +182,14 @@ class ViT(nn.Module):
         encoded.tokens = tokens
         return encoded
 
+    def encode_shown(
+        self, tokens: Float[Tensor, "B L D"], *, layer: int
+    ) -> tuple[Float[Tensor, "B L D"], Float[Tensor, "B A L L"]]:
+        """One layer's output from its input, by way of attention weights that gradients pass through, and these."""
+        block = cast("Block", self.blocks[layer])
+        rotary, relative = self._rotary(tokens.device), self._relative(layer)
+        return block.shown(self._placed(layer, tokens), rotary=rotary, relative=relative)
+
     def pool(self, tokens: Float[Tensor, "B L D"]) -> Float[Tensor, "B F"]:
         """Equation 4: y = LN(z_L^0), or the mean over patches, or what an attention probe sees."""
         config = self.config
@@ -197,6 +200,16 @@ class ViT(nn.Module):
         else:
             features = self.norm(tokens[:, config.prefix :]).mean(dim=1)
         return self.pre_logits(self.fc_norm(features).flatten(1))
+
+    def read_by_pool(self, tokens: Float[Tensor, "B L D"]) -> Float[Tensor, "B L"]:
+        """How much of each token `pool` takes: all of the class token, the same of each patch, or what a probe does."""
+        config = self.config
+        if self.attn_pool is not None:
+            return self.attn_pool.weights(self.norm(tokens)).mean(dim=1)
+        taken = tokens.new_zeros(tokens.shape[:2])
+        first, last = (0, config.class_tokens) if config.pooling == "class" else (config.prefix, tokens.shape[1])
+        taken[:, first:last] = 1 / (last - first)
+        return taken
 
     def token_positions(self, positions: AdditivePositions) -> Float[Tensor, "1 L D"]:
         """E_pos with a row for every token: zeros for those that have no place of their own."""
@@ -219,6 +232,16 @@ class ViT(nn.Module):
         patches_may_be_left_out(config)
         prefix, patches = tokens[:, : config.prefix], tokens[:, config.prefix :]
         return torch.cat([prefix, select_patches(patches, visible)], dim=1)
+
+    def _placed(self, layer: int, tokens: Float[Tensor, "B L D"]) -> Float[Tensor, "B L D"]:
+        """The tokens with the positions that are added in front of this layer, if any are."""
+        shared = self.pos_embed if self.config.positions.place == "shared" else None
+        positions = self.layer_pos_embed[layer] if self.layer_pos_embed else shared
+        return tokens if positions is None else tokens + self.token_positions(positions)
+
+    def _relative(self, layer: int) -> RelativePositions | None:
+        relatives = cast("Sequence[RelativePositions]", self.relative)
+        return relatives[layer % len(relatives)] if relatives else None
 
     def _rotary(self, device: torch.device) -> Rotary | None:
         config = self.config

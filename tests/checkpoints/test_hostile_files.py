@@ -3,6 +3,8 @@
 Every case is built here by hand, byte by byte where the libraries would not write such a thing.
 """
 
+import gzip
+import hashlib
 import io
 import json
 import os
@@ -10,6 +12,8 @@ import pickle
 import socket
 import struct
 import sys
+import tarfile
+import time
 import tracemalloc
 import zipfile
 from collections.abc import Callable, Iterator, Sequence
@@ -20,11 +24,15 @@ import numpy as np
 import pytest
 import torch
 
+import vitkit
 from vitkit.checkpoints.files.readers import open_tensors, save_npz, save_safetensors, save_torch
-from vitkit.core.errors import WeightsError
+from vitkit.cli.weights import command
+from vitkit.core.errors import VitkitError, WeightsError
 
 Build = Callable[[Path], Path]
 CASES: dict[str, tuple[str, Build]] = {}
+MOST_SECONDS = 1.0
+"""Of this process's own time; the clock on the wall depends on who else is at work."""
 MOST_MEMORY = 64 << 20
 """The longest header that is read at all, 2 MiB of nothing but short numbers, makes about 20 MiB of them."""
 
@@ -900,6 +908,18 @@ def config_that_is_a_pipe(folder: Path) -> Path:
     return folder
 
 
+@refused("does not begin as a file of weights does")
+def weights_that_are_a_link_to_a_secret(folder: Path) -> Path:
+    (folder / "model.safetensors").symlink_to("/etc/passwd")
+    return folder
+
+
+@refused("config.json: is not JSON: Expecting value")
+def config_that_is_a_link_to_a_secret(folder: Path) -> Path:
+    (good(folder) / "config.json").symlink_to("/etc/passwd")
+    return folder
+
+
 def index(folder: Path, places: object) -> Path:
     written(folder / "model.safetensors.index.json", json.dumps({"weight_map": places}).encode())
     return folder
@@ -935,6 +955,301 @@ def index_of_a_missing_file(folder: Path) -> Path:
 def index_of_a_missing_tensor(folder: Path) -> Path:
     save_safetensors(folder / "shard.safetensors", {"a": torch.zeros(2)})
     return index(folder, {"a": "shard.safetensors", "b": "shard.safetensors"})
+
+
+# --- archives and pickles that are something else
+
+
+def tarred(folder: Path, name: str, *, link: str = "") -> Path:
+    entry = tarfile.TarInfo(name)
+    if link:
+        entry.type, entry.linkname = tarfile.SYMTYPE, link
+    with tarfile.open(folder / "model.pth", "w") as archive:
+        archive.addfile(entry)
+    return folder / "model.pth"
+
+
+@refused("does not begin as a file of weights does")
+def tar_that_climbs(folder: Path) -> Path:
+    return tarred(folder, "../../escaped")
+
+
+@refused("does not begin as a file of weights does")
+def tar_with_a_link_to_the_root(folder: Path) -> Path:
+    return tarred(folder, "storages", link="/etc/passwd")
+
+
+@refused("packed by gzip")
+def tar_packed_by_gzip(folder: Path) -> Path:
+    return written(folder / "model.pth", gzip.compress(tarred(folder, "../escaped").read_bytes()))
+
+
+@refused("unpacks to far more")
+def torch_zip_bomb(folder: Path) -> Path:
+    big = [(f"archive/data/{number}", bytes(1 << 20)) for number in range(1, 101)]
+    return torch_zip(folder, state(a=placed()), *big, method=zipfile.ZIP_DEFLATED)
+
+
+@refused("has the opcode OBJ")
+def pickle_of_old_objects(folder: Path) -> Path:
+    return torch_zip(folder, b"\x80\x02(cargparse\nNamespace\n" + text("true") + b"o.")
+
+
+@refused("has the opcode NEWOBJ_EX")
+def pickle_of_objects_with_keywords(folder: Path) -> Path:
+    return torch_zip(folder, b"\x80\x04cargparse\nNamespace\n)}\x92.")
+
+
+@refused("has the opcode PERSID")
+def pickle_with_a_text_for_a_storage(folder: Path) -> Path:
+    return torch_zip(folder, b"Pstorage\n.")
+
+
+@refused("gives a state to what has none")
+def pickle_that_sets_the_state_of_a_name(folder: Path) -> Path:
+    return torch_zip(folder, b"\x80\x02ctorch\nSize\n}" + text("__setstate__") + b"cbuiltins\nset\nsb.")
+
+
+@refused("names __main__.Evil")
+def pickle_with_a_setstate_of_its_own(folder: Path) -> Path:
+    return torch_zip(folder, b"\x80\x02c__main__\nEvil\n)\x81}b.")
+
+
+@refused("calls what has no name")
+def pickle_that_calls_a_tensor(folder: Path) -> Path:
+    return torch_zip(folder, b"\x80\x02" + placed() + b")R.")
+
+
+@refused("names what has no name")
+def pickle_that_names_a_number(folder: Path) -> Path:
+    return torch_zip(folder, b"\x80\x04K\x01K\x02\x93.")
+
+
+@refused("names numpy.load")
+def pickle_that_loads_an_array_of_objects(folder: Path) -> Path:
+    return torch_zip(folder, b"\x80\x02cnumpy\nload\n(" + text("other.npy") + b"tR.")
+
+
+@refused("holds no tensors")
+def pickle_that_reconstructs_an_array_of_objects(folder: Path) -> Path:
+    made = b"cnumpy.core.multiarray\n_reconstruct\n(cnumpy\nndarray\n" + numbers((10**12,)) + text("O") + b"tR"
+    return torch_zip(folder, b"\x80\x02}" + text("a") + made + b"s.")
+
+
+@refused("it is damaged|holds no")
+def pickle_that_remembers_far_away(folder: Path) -> Path:
+    return torch_zip(folder, b"\x80\x02}" + b"r\xff\xff\xff\x7f" + b"h\x07s.")
+
+
+@refused("has the opcode LONG4")
+def pickle_of_a_number_of_megabytes(folder: Path) -> Path:
+    return torch_zip(folder, b"\x80\x02\x8b" + struct.pack("<i", 3 << 20) + b"\x7f" * (3 << 20) + b".")
+
+
+@refused("it is damaged|more than|has no end|not of tensors alone")
+def pickle_of_protocol_99(folder: Path) -> Path:
+    return torch_zip(folder, b"\x80\x63" + b"\x95" + b"\xff" * 8 + b".")
+
+
+@refused("header is too long")
+def header_of_a_billion_bytes(folder: Path) -> Path:
+    return safetensors(folder, {"a": claim()}, length=10**9)
+
+
+@refused("no possible shape|is not JSON|which is no number")
+def axis_that_is_not_a_number(folder: Path) -> Path:
+    return safetensors(folder, b'{"a":{"dtype":"F32","shape":[NaN],"data_offsets":[0,8]}}', bytes(8))
+
+
+@refused("no possible place|is not JSON|which is no number")
+def offset_that_is_infinite(folder: Path) -> Path:
+    return safetensors(folder, b'{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,Infinity]}}', bytes(8))
+
+
+@refused("does not fill its place")
+def elements_of_another_size(folder: Path) -> Path:
+    return safetensors(folder, {"a": claim(dtype="F64")}, bytes(8))
+
+
+# --- whole artefacts: checksums are right, because whoever lies writes those too
+
+OWN: dict[str, tuple[str, Build]] = {}
+
+
+def refused_when_loaded(reason: str) -> Callable[[Build], Build]:
+    """Register the builder of a folder whose weights are sound and whose descriptions lie."""
+
+    def register(build: Build) -> Build:
+        OWN[build.__name__] = (reason, build)
+        return build
+
+    return register
+
+
+def own(folder: Path) -> Path:
+    """A small artefact."""
+    sizes = ["depth=1", "width=16", "heads=1", "mlp_dim=16"]
+    vitkit.save(vitkit.create("B/16", image_size=32, classes=2, settings=sizes), folder / "own")
+    return folder / "own"
+
+
+def resigned(folder: Path) -> Path:
+    """The artefact with checksums of what is in it now."""
+    recorded = json.loads((folder / "checksums.json").read_bytes())
+    sums = {name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in recorded}
+    written(folder / "checksums.json", json.dumps(sums).encode())
+    return folder
+
+
+def lying(folder: Path, file: str, keys: str, value: object) -> Path:
+    """An artefact in which one file says something else."""
+    path = own(folder) / file
+    content = inner = json.loads(path.read_bytes())
+    *outer, last = keys.split(".")
+    for key in outer:
+        inner = inner[key]
+    inner[last] = value
+    written(path, json.dumps(content).encode())
+    return resigned(folder / "own")
+
+
+@refused_when_loaded("depth is larger than any model's")
+def model_a_billion_deep(folder: Path) -> Path:
+    return lying(folder, "config.json", "vitkit.model.depth", 10**9)
+
+
+@refused_when_loaded("width is larger than any model's")
+def model_a_billion_wide(folder: Path) -> Path:
+    return lying(folder, "config.json", "vitkit.model.width", 10**9)
+
+
+@refused_when_loaded("image_size is larger than any model's")
+def model_of_images_a_billion_wide(folder: Path) -> Path:
+    return lying(folder, "config.json", "vitkit.model.image_size", [10**9, 10**9])
+
+
+@refused_when_loaded("classes is larger than any model's")
+def model_of_a_billion_classes(folder: Path) -> Path:
+    return lying(folder, "config.json", "vitkit.model.classes", 10**9)
+
+
+@refused_when_loaded("registers is larger than any model's")
+def model_of_a_billion_registers(folder: Path) -> Path:
+    return lying(folder, "config.json", "vitkit.model.tokens.registers", 10**9)
+
+
+@refused_when_loaded("mlp_dim")
+def model_of_negative_width(folder: Path) -> Path:
+    return lying(folder, "config.json", "vitkit.model.mlp_dim", -16)
+
+
+@refused_when_loaded("not the description of a vitkit model")
+def model_of_an_unknown_kind(folder: Path) -> Path:
+    return lying(folder, "config.json", "vitkit.kind", "../../os")
+
+
+@refused_when_loaded("written by a later vitkit")
+def model_of_a_far_future(folder: Path) -> Path:
+    return lying(folder, "config.json", "vitkit.version", 10**9)
+
+
+@refused_when_loaded("image_size is larger than any model's")
+def preprocessing_to_a_billion_pixels(folder: Path) -> Path:
+    return lying(folder, "preprocessor_config.json", "vitkit.image_size", 10**9)
+
+
+@refused_when_loaded("which is no number")
+def preprocessing_by_what_is_no_number(folder: Path) -> Path:
+    return lying(folder, "preprocessor_config.json", "vitkit.mean", [float("nan")] * 3)
+
+
+@refused_when_loaded("not a file|is not a JSON object|not the description")
+def preprocessing_that_is_a_list(folder: Path) -> Path:
+    written(own(folder) / "preprocessor_config.json", b"[]")
+    return resigned(folder / "own")
+
+
+@refused_when_loaded("labels.json: is too long")
+def labels_of_megabytes(folder: Path) -> Path:
+    written(own(folder) / "labels.json", json.dumps(["x" * 100] * 100_000).encode())
+    return resigned(folder / "own")
+
+
+@refused_when_loaded("not the names of the model's classes")
+def labels_of_other_classes(folder: Path) -> Path:
+    written(own(folder) / "labels.json", json.dumps(["x"] * 100_000).encode())
+    return resigned(folder / "own")
+
+
+@refused_when_loaded("not the names of the model's classes")
+def labels_that_are_lists(folder: Path) -> Path:
+    written(own(folder) / "labels.json", b"[[], []]")
+    return resigned(folder / "own")
+
+
+@refused_when_loaded("nested too deep")
+def labels_of_brackets(folder: Path) -> Path:
+    written(own(folder) / "labels.json", b"[" * 9_000 + b"]" * 9_000)
+    return resigned(folder / "own")
+
+
+@refused_when_loaded("has the name 'vitkit' twice")
+def config_with_two_models(folder: Path) -> Path:
+    path = own(folder) / "config.json"
+    written(path, path.read_bytes().rstrip()[:-1] + b', "vitkit": {}}')
+    return resigned(folder / "own")
+
+
+@refused_when_loaded("labels.json: missing or unreadable")
+def labels_that_are_a_pipe(folder: Path) -> Path:
+    (own(folder) / "labels.json").unlink()
+    os.mkfifo(folder / "own" / "labels.json")
+    return folder / "own"
+
+
+@refused_when_loaded("missing or unreadable|not a file|no such file")
+def weights_that_are_a_device(folder: Path) -> Path:
+    (own(folder) / "model.safetensors").unlink()
+    (folder / "own" / "model.safetensors").symlink_to("/dev/zero")
+    return folder / "own"
+
+
+@refused_when_loaded("damaged")
+def weights_exchanged_for_others(folder: Path) -> Path:
+    path = own(folder) / "model.safetensors"
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    written(path, bytes(content))
+    return folder / "own"
+
+
+@refused_when_loaded("header is too long")
+def weights_of_300_000_tensors(folder: Path) -> Path:
+    safetensors(own(folder), b"{}", length=10**9)
+    return resigned(folder / "own")
+
+
+@refused_when_loaded("not a list of checksums|damaged")
+def checksums_that_are_a_list(folder: Path) -> Path:
+    written(own(folder) / "checksums.json", b"[1, 2]")
+    return folder / "own"
+
+
+@refused_when_loaded("damaged")
+def checksums_of_another_folder(folder: Path) -> Path:
+    path = own(folder) / "checksums.json"
+    written(path, json.dumps(dict.fromkeys(json.loads(path.read_bytes()), "../../x")).encode())
+    return folder / "own"
+
+
+@refused_when_loaded("no name on the hub")
+def hub_name_that_climbs(folder: Path) -> Path:
+    return Path("hub:../../etc/passwd")
+
+
+@refused_when_loaded("no name on the hub")
+def hub_name_of_an_owner_that_climbs(folder: Path) -> Path:
+    return Path("hub:../name")
 
 
 # --- the test
@@ -979,6 +1294,10 @@ def watch(tmp_path_factory) -> Watch:
     for path in sorted(folder.iterdir()):  # so that nothing is imported, compiled or cached while the watch is armed
         with open_tensors(path) as opened:
             assert opened["a"].tolist() == [0, 0]
+    for way in WAYS.values():
+        way(own(folder))
+        with pytest.raises(WeightsError):
+            way(folder / "a.npz")
     return Watch()
 
 
@@ -997,6 +1316,38 @@ def tree(folder: Path) -> list[tuple[str, int, int]]:
 def read_all(path: Path) -> None:
     with open_tensors(path) as opened:
         assert all(opened[name].shape == shape for name, shape in opened.shapes.items())
+
+
+def info(path: Path) -> None:
+    """What `vitkit weights info` does."""
+    command.main(["info", str(path), "--json"], standalone_mode=False)
+
+
+WAYS: dict[str, Callable[[Path], object]] = {"load": vitkit.load, "info": info}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("case", [*CASES, *OWN])
+def test_no_command_takes_a_hostile_file_nor_a_second(case, way, tmp_path, quiet, monkeypatch) -> None:
+    reason, build = (CASES | OWN)[case]
+    path = build(tmp_path)
+    if "\0" in str(path):
+        pytest.skip("no command line can hold it")
+    monkeypatch.chdir(tmp_path)
+    before = tree(tmp_path)
+    quiet.armed = True
+    started = time.process_time()
+    try:
+        # What is not there at all may be told in other words, and the files of a case make no whole model.
+        with pytest.raises(VitkitError, match=reason if case in OWN else None) as caught:
+            WAYS[way](path)
+    finally:
+        taken = time.process_time() - started
+        quiet.armed = False
+    assert taken < MOST_SECONDS
+    assert str(caught.value).isprintable()
+    assert quiet.seen == []
+    assert tree(tmp_path) == before
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -1026,6 +1377,7 @@ def test_a_hostile_file_is_refused_with_its_reason(case, tmp_path, quiet, monkey
 
 def test_there_are_at_least_sixty_of_them() -> None:
     assert len(CASES) >= 60
+    assert len(CASES | OWN) == len(CASES) + len(OWN)
 
 
 @pytest.mark.parametrize("kind", ["npz", "safetensors", "torch", "old torch"])

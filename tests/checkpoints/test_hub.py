@@ -6,6 +6,7 @@ import os
 import socket
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -13,14 +14,17 @@ from typing import Any, NoReturn
 
 import pytest
 import torch
+from PIL import Image
 from safetensors.torch import save as as_safetensors
 
+import vitkit
 from vitkit.checkpoints import hub, native
 from vitkit.checkpoints.convert import write_as
 from vitkit.checkpoints.files.readers import save_npz
 from vitkit.checkpoints.foreign import format_called, load
 from vitkit.checkpoints.hub import HubName, located, parse, resolve
 from vitkit.checkpoints.native import Artefact
+from vitkit.cli.main import main
 from vitkit.core.errors import WeightsError
 from vitkit.data.transforms import preprocessing
 from vitkit.zoo.lookup import create
@@ -358,3 +362,71 @@ def test_a_file_that_is_no_weights_is_refused_by_name(cache: Path, tmp_path: Pat
     for name in files:
         with pytest.raises(WeightsError, match="the names in it are of no known format"):
             load(f"hub:owner/name/{name}")
+
+
+# Commands
+
+
+@pytest.fixture
+def published(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The name of a model in the cache, as Hugging Face writes it, with photos of its classes beside."""
+    write_as(format_called("huggingface"), tmp_path / "written", tiny())
+    fill(cache, "google/vit-tiny", read_all(tmp_path / "written"))
+    for number, label in enumerate(("cat", "dog", "owl") * 4):
+        place = tmp_path / "photos" / label / f"{number}.png"
+        place.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (32, 32), (20 * number, 0, 0)).save(place)
+    monkeypatch.chdir(tmp_path)
+    return "hub:google/vit-tiny"
+
+
+SHORT = ("steps=1", "batch_size=4", "workers=0")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("weights", "info", "NAME"),
+        ("weights", "convert", "NAME", "out", "--to", "vitkit"),
+        ("weights", "diff", "NAME", "written"),
+        ("weights", "diff", "written", "NAME"),
+        ("weights", "adapt", "NAME", "out", "--classes", "5"),
+        ("weights", "verify", "NAME"),
+        ("export", "NAME", "out", "--to", "huggingface"),
+        ("eval", "NAME", "photos", "--workers", "0"),
+        ("finetune", "NAME", "photos", "--out", "run", *SHORT),
+        ("train", "photos", "--out", "run", "model.name=none", "model.weights=NAME", *SHORT),
+    ],
+    ids=lambda arguments: " ".join(word for word in arguments[:2] if word.isalpha() and word != "NAME"),
+)
+def test_every_command_that_takes_weights_takes_a_name(
+    published: str, arguments: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    code = main([word.replace("NAME", published) for word in arguments])
+    assert code == 0, capsys.readouterr().err
+
+
+def test_python_takes_a_name_too(published: str) -> None:
+    assert vitkit.load(published).labels == ("cat", "dog", "owl")
+
+
+@pytest.mark.parametrize("command", ["info", "verify"])
+def test_a_name_that_is_not_in_the_cache_is_told_by_every_command(
+    cache: Path, command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["weights", command, "hub:google/vit-base-patch16-224"]) == 1
+    said = capsys.readouterr().err
+    assert "not in" in said
+    assert "hf download google/vit-base-patch16-224" in said
+
+
+def test_the_file_says_how_many_classes_weights_of_imagenet_21k_have_and_a_new_model_has_a_thousand(
+    cache: Path, tmp_path: Path
+) -> None:
+    headless = create("B/16", image_size=32, classes=0, settings=TINY)
+    artefact = replace(tiny(), config=headless.config, state=dict(headless.state_dict()), labels=())
+    write_as(format_called("huggingface"), tmp_path / "written", artefact)
+    fill(cache, "google/vit-base-patch16-224-in21k", read_all(tmp_path / "written"))
+    assert vitkit.load("hub:google/vit-base-patch16-224-in21k").config.classes == 0
+    assert create("google/vit-base-patch16-224-in21k", device="meta").config.classes == 1000
+    assert create("google/vit-base-patch16-224-in21k", classes=21_843, device="meta").config.classes == 21_843

@@ -3,7 +3,9 @@
 import argparse
 import json
 import struct
+import weakref
 from collections import OrderedDict
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +14,10 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
+import vitkit
+from vitkit.checkpoints.convert import Rewritten
 from vitkit.checkpoints.files.readers import TensorFile, open_tensors, save_npz, save_safetensors, save_torch
+from vitkit.checkpoints.foreign import format_called
 from vitkit.core.errors import WeightsError
 
 DTYPES = (
@@ -115,6 +120,63 @@ def test_a_file_is_written_from_another_file_as_it_is_read(tmp_path, save) -> No
             save(tmp_path / "to", found)
         with open_tensors(tmp_path / "to") as found:
             assert same(found, state), name
+
+
+class Made(Mapping[str, Tensor]):
+    """Tensors that are made when they are asked for; it knows how many were alive at once."""
+
+    def __init__(self, count: int) -> None:
+        self.names = [f"blocks.{number}.weight" for number in range(count)]
+        self.alive = self.most = 0
+
+    def __getitem__(self, name: str) -> Tensor:
+        array = np.full((64, 64), self.names.index(name), dtype=np.float32)
+        self.alive += 1
+        self.most = max(self.most, self.alive)
+        weakref.finalize(array, self.gone)  # the tensor holds the array as its memory
+        return torch.from_numpy(array)
+
+    def gone(self) -> None:
+        self.alive -= 1
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.names)
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+
+@pytest.mark.parametrize("save", [save_npz, save_safetensors, save_torch])
+def test_a_writer_holds_one_tensor_at_a_time(tmp_path, save) -> None:
+    made = Made(20)
+    save(tmp_path / "a", made)
+    assert (made.most, made.alive) == (1, 0)
+    with open_tensors(tmp_path / "a") as found:
+        assert all(found[name].unique().tolist() == [number] for number, name in enumerate(made.names))
+
+
+def test_a_file_is_rewritten_in_another_format_with_one_tensor_beside_the_model(tmp_path) -> None:
+    model = vitkit.create("B/16", image_size=32, classes=2, settings=["depth=4", "width=64", "heads=1", "mlp_dim=64"])
+    sizes = [parameter.nbytes for parameter in model.parameters()]
+    for name in ("google", "huggingface", "timm"):
+        to = format_called(name)
+        tensors = Rewritten(to.rules(model.config, None), model.state_dict())
+        assert max(tensor.nbytes for tensor in tensors.values()) <= max(sizes)
+        assert sum(tensor.nbytes for tensor in tensors.values()) == sum(sizes)
+
+
+@pytest.mark.parametrize(("save", "name"), [(save_safetensors, "a.safetensors"), (save_torch, "a.pth")])
+def test_tensors_are_mapped_into_memory_and_what_is_done_to_them_stays_there(tmp_path, save, name) -> None:
+    save(tmp_path / name, {"a": torch.ones(300_000)})
+    before = (tmp_path / name).read_bytes()
+    with open_tensors(tmp_path / name) as found:
+        tensor = found["a"]
+    if Path("/proc/self/maps").exists():
+        maps = [line.split() for line in Path("/proc/self/maps").read_text().splitlines() if line.endswith(name)]
+        spans = [tuple(int(end, 16) for end in line[0].split("-")) for line in maps]
+        assert any(start <= tensor.data_ptr() < end for start, end in spans)
+    tensor.zero_()
+    assert (tmp_path / name).read_bytes() == before
 
 
 def test_an_array_is_unpacked_only_when_it_is_asked_for(tmp_path) -> None:

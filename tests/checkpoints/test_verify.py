@@ -7,8 +7,10 @@ import torch
 from oracles import import_timm, import_torchvision, import_transformers
 
 from vitkit.checkpoints import native, verify
+from vitkit.checkpoints.adapt import with_channels
 from vitkit.checkpoints.convert import write_as
 from vitkit.checkpoints.foreign import format_called
+from vitkit.checkpoints.mapping import read
 from vitkit.checkpoints.native import FILES, FIRST_FILES, Artefact
 from vitkit.checkpoints.reference import drawn_image, largest_difference
 from vitkit.core.errors import WeightsError
@@ -95,6 +97,9 @@ FOREIGN = {
     "huggingface-deit": ("huggingface-deit", ("tokens.distillation=true",)),
     "huggingface-dinov2": ("huggingface-dinov2", ("block.layer_scale=0.5",)),
     "torchvision": ("torchvision", ("block.activation=gelu_erf",)),
+    "google": ("google", ()),
+    "google, mean": ("google", ("pooling=mean",)),
+    "big_vision": ("big_vision", ()),
 }
 ORACLES = {"timm": import_timm, "transformers": import_transformers, "torchvision": import_torchvision}
 
@@ -118,24 +123,75 @@ def test_a_file_agrees_with_the_library_it_is_from(tmp_path: Path, name: str) ->
     assert found.max_difference is not None
     assert found.max_difference <= 1e-5  # what the weights guide promises, in float32
     assert found.agrees
+    assert found.format == kind
 
 
-def test_where_the_library_is_absent_or_broken_there_is_nothing_to_compare_with(tmp_path, monkeypatch) -> None:
+@pytest.mark.parametrize("name", ["timm", "google", "huggingface", "torchvision"])
+def test_a_file_read_wrong_does_not_agree(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The library reads the file as it is; what we make of it is changed here behind its back."""
+    ORACLES[verify.LIBRARIES[FOREIGN[name][0]]]()
+    path = written(tmp_path, name)
+
+    def misread(rules: object, tensors: object) -> dict[str, torch.Tensor]:
+        state = dict(read(rules, tensors))
+        return state | {"norm.bias": state["norm.bias"] + 0.01}
+
+    monkeypatch.setattr(verify, "read", misread)
+    found = verify.verify(path, format=FOREIGN[name][0])
+    assert not found.agrees
+    assert found.max_difference is not None
+    assert found.max_difference > found.tolerance
+
+
+def test_where_the_library_is_broken_there_is_nothing_to_compare_with_and_the_reason_is_said(
+    tmp_path, monkeypatch
+) -> None:
     def broken(name: str) -> None:
-        raise RuntimeError("operator torchvision::nms does not exist")
+        raise RuntimeError("operator timm::nms does not exist")
 
+    import_timm()
     path = written(tmp_path, "timm")
+    monkeypatch.setattr(verify, "_mend_torchvision", lambda: None)
     monkeypatch.setattr(verify.importlib, "import_module", broken)
     found = verify.verify(path)
     assert found.max_difference is None
-    assert found.against == "nothing to compare with: timm is not installed, or does not work"
+    reason = "timm is installed, and cannot be imported: operator timm::nms does not exist"
+    assert found.against == f"nothing to compare with: {reason}"
 
 
-def test_googles_files_have_no_library_here(tmp_path: Path) -> None:
-    write_as(format_called("google"), tmp_path / "model.npz", artefact())
+@pytest.mark.parametrize("name", ["google", "timm", "huggingface", "torchvision"])
+def test_where_the_library_is_absent_it_is_named(tmp_path, monkeypatch, name) -> None:
+    path, library = written(tmp_path, name), verify.LIBRARIES[FOREIGN[name][0]]
+    monkeypatch.setattr(verify, "find_spec", lambda name: None)
+    found = verify.verify(path, format=FOREIGN[name][0])
+    assert (found.max_difference, found.agrees, found.format) == (None, False, FOREIGN[name][0])
+    reason = f"{library}, which could run it, is not installed (pip install {library})"
+    assert found.against == f"nothing to compare with: {reason}"
+
+
+def test_a_hidden_layer_before_the_logits_is_nothing_timm_has(tmp_path: Path) -> None:
+    import_timm()
+    write_as(format_called("google"), tmp_path / "model.npz", artefact("head.pre_logits=64"))
     found = verify.verify(tmp_path / "model.npz")
     assert found.max_difference is None
-    assert "Google" in found.against
+    assert "timm cannot run it" in found.against
+
+
+def test_an_adapted_model_agrees_with_logits_of_its_own(tmp_path: Path) -> None:
+    native.save(tmp_path / "old", artefact())
+    grey, _ = with_channels(native.load(tmp_path / "old"), 1)
+    native.save(tmp_path / "grey", grey)
+    assert verify.verify(tmp_path / "grey").agrees
+    assert native.stored_reference(tmp_path / "grey") != native.stored_reference(tmp_path / "old")
+
+
+def test_a_damaged_artefact_is_an_error_that_names_the_file(tmp_path: Path) -> None:
+    native.save(tmp_path, artefact())
+    weights = bytearray((tmp_path / "model.safetensors").read_bytes())
+    weights[-1] ^= 1
+    (tmp_path / "model.safetensors").write_bytes(weights)
+    with pytest.raises(WeightsError, match=r"model\.safetensors: damaged"):
+        verify.verify(tmp_path)
 
 
 def test_what_the_library_cannot_run_is_said(tmp_path: Path) -> None:

@@ -239,7 +239,6 @@ def test_a_folder_that_is_no_model(place, shell, command, weights, names, cure):
     ("settings", "names", "cure"),
     [
         ({"model.settings": '["width=32"]'}, "does not fit the model", "width 16 against 32"),
-        ({"channels": 1}, "the weights are for images of other channels", "set channels=3"),
         ({"model.name": "B/16"}, "model.weights already say which model it is", "model.name=none"),
     ],
 )

@@ -10,9 +10,11 @@ from types import ModuleType
 import pytest
 import torch
 from cli.tiny_runs import Shell, photos, tree
+from PIL import Image
 
 from vitkit.checkpoints import foreign, native
 from vitkit.checkpoints.convert import write_as
+from vitkit.checkpoints.files import writers
 from vitkit.checkpoints.files.readers import open_tensors, save_npz
 from vitkit.checkpoints.native import Artefact
 from vitkit.data.transforms import preprocessing
@@ -285,7 +287,19 @@ def test_models_of_other_shapes_can_be_compared(shell):
     assert found["config"]["image_size"] == {"a": 32, "b": 48}
     assert found["config"]["pooling"] == {"a": "class", "b": "mean"}
     assert found["preprocessing"]["image_size"] == {"a": 32, "b": 48}
-    assert "where shapes agree" in shell("weights", "diff", "small", "large").out
+    assert (found["reshaped"], found["same_weights"]) == (["pos_embed"], False)
+    said = shell("weights", "diff", "small", "large").out
+    assert "where shapes agree" in said
+    assert "1 × 17 × 64 ≠ 1 × 36 × 64" in said
+
+
+def test_the_formats_of_both_files_can_be_named(shell):
+    found = shell(
+        "weights", "diff", "small.npz", "small", "--format-a", "google", "--format-b", "vitkit", "--json"
+    ).json
+    assert (found["a"]["format"], found["b"]["format"], found["max_difference"]) == ("google", "vitkit", 0.0)
+    said = shell("weights", "diff", "small.npz", "small", "--format-b", "gogle")
+    assert said.errors == ["error: no format of weights is called gogle"]
 
 
 # adapt
@@ -319,7 +333,7 @@ def test_each_change_is_printed_and_made(shell):
 def test_classes_of_the_same_name_keep_their_weights(shell):
     Path("labels.txt").write_text("owl\nfox\n", encoding="utf-8")
     said = shell("weights", "adapt", "small", "out", "--labels", "labels.txt", "--json")
-    assert said.json["changes"] == ["head: 1 of 2 classes kept by name, the others new, and zero"]
+    assert said.json["changes"] == ["head: 1 of 2 classes kept by name, 1 new and zero, 2 left out"]
     made = native.load("out")
     assert made.labels == ("owl", "fox")
     assert torch.equal(made.state["head.weight"][0], small().state["head.weight"][2])
@@ -369,7 +383,7 @@ def test_pooling_by_the_mean_and_back_gives_a_token_that_is_new(shell):
     shell("weights", "adapt", "small", "mean", "--pooling", "mean")
     assert "cls_token" not in native.load("mean").state
     said = shell("weights", "adapt", "mean", "back", "--pooling", "class", "--json")
-    assert said.json["changes"] == ["pooling: mean → class; its token is new, and zero"]
+    assert said.json["changes"] == ["pooling: mean → class; the class token is new, and zero"]
     assert native.load("back").config == small().config
 
 
@@ -386,6 +400,55 @@ def test_a_resnet_has_no_patches_to_adapt(shell):
     assert shell("weights", "adapt", "resnet", "out", "--image-size", "64").code == 0
 
 
+def test_no_classes_are_no_head(shell):
+    said = shell("weights", "adapt", "small", "bare", "--classes", "0", "--json")
+    assert said.json["changes"] == ["head: left out, with its 3 classes; the model gives features"]
+    made = native.load("bare")
+    assert made.labels == ()
+    assert made.model()(torch.rand(1, 3, 32, 32)).shape == (1, 64)
+
+
+def test_labels_are_taken_from_a_run_or_from_a_folder_of_images(shell):
+    photos(Path("photos"), ["newt", "owl"], each=2, side=8)
+    said = shell("weights", "adapt", "small", "out", "--labels", "photos", "--json")
+    assert said.json["changes"] == ["head: 1 of 2 classes kept by name, 1 new and zero, 2 left out"]
+    assert native.load("out").labels == ("newt", "owl")
+    assert torch.equal(native.load("out").state["head.bias"][1], small().state["head.bias"][2])
+    said = shell("weights", "adapt", "small.npz", "named", "--labels", "small", "--json")
+    assert said.json["changes"] == ["labels: names for 3 classes that had numbers"]
+    assert native.load("named").labels == LABELS
+
+
+def test_images_without_classes_give_no_labels(shell):
+    photos(Path("photos"), ["newt"], each=2, side=8)
+    said = shell("weights", "adapt", "small", "out", "--labels", "photos/newt")
+    assert said.errors == ["error: photos/newt: its images have no classes"]
+    assert not Path("out").exists()
+
+
+@pytest.mark.parametrize(("channels", "mode"), [(1, "L"), (4, "RGBA")])
+def test_weights_of_three_channels_are_fine_tuned_on_others_and_it_is_said(shell, channels, mode):
+    photos(Path("photos"), each=6, side=16)
+    for path in Path("photos").rglob("*.png"):
+        Image.open(path).convert(mode).save(path)
+    said = shell.finetune("small", "photos", "run", channels=channels, steps=1)
+    assert said.code == 0, said.talk
+    assert f"first kernel: 3 channels → {channels}" in said.talk
+    assert f"preprocessing: 3 channels → {channels}" in said.talk
+    made = native.load("run")
+    assert (made.config.channels, made.preprocessing.channels, made.config.classes) == (channels, channels, 2)
+    assert shell("weights", "verify", "run").code == 0
+
+
+def test_weights_of_imagenets_means_are_fine_tuned_on_grey_images(shell):
+    """A mean for each channel becomes one, and the kernel takes up the difference."""
+    native.save("deit", replace(small(), preprocessing=preprocessing("deit", image_size=32)))
+    photos(Path("photos"), each=6, side=16)
+    said = shell.finetune("deit", "photos", "run", channels=1, steps=1)
+    assert said.code == 0, said.talk
+    assert native.load("run").preprocessing.mean == pytest.approx([(0.485 + 0.456 + 0.406) / 3])
+
+
 def test_what_was_adapted_can_be_fine_tuned(shell):
     photos(Path("photos"), each=6, side=16)
     shell("weights", "adapt", "small.npz", "start", "--image-size", "16")
@@ -394,7 +457,85 @@ def test_what_was_adapted_can_be_fine_tuned(shell):
     assert shell("weights", "info", "run", "--json").json["labels"] == ["cat", "dog"]
 
 
+# Interrupted, or in the wrong place
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("adapt", "small", "out", "--classes", "2"),
+        ("convert", "small", "out", "--to", "vitkit"),
+        ("convert", "small", "out", "--to", "timm"),
+        ("convert", "small", "out.npz", "--to", "google"),
+    ],
+    ids=" ".join,
+)
+def test_an_interruption_while_writing_leaves_nothing(shell, arguments, monkeypatch):
+    plain, count = writers.plain, iter(range(100))
+
+    def interrupted(*given, **named):
+        if next(count) == 5:
+            raise KeyboardInterrupt
+        return plain(*given, **named)
+
+    monkeypatch.setattr(writers, "plain", interrupted)
+    said = shell("weights", *arguments)
+    assert (said.code, said.out) == (130, "")
+    assert sorted(path.name for path in Path().iterdir()) == ["small", "small.npz"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "hint"),
+    [
+        (("info", "small.npz", "--format", "timm"), "small.npz: not read as timm", "it looks like google; leave"),
+        (("verify", "small.npz", "--format", "deit"), "small.npz: not read as deit", "it looks like google; leave"),
+        (("convert", "small", "x.safetensors", "--to", "vitkit"), "x.safetensors: this would be a folder", "name it x"),
+        (("adapt", "small", "x.npz", "--classes", "2"), "x.npz: this would be a folder", "name it x"),
+        (("info", "text.npz"), "text.npz: does not begin as a file of weights does", "fetch it again"),
+        (("info", "empty.npz"), "empty.npz: is empty", "fetch it again"),
+        (("adapt", "folder", "x"), "folder: has no weights", "name the file in it"),
+        (("verify", "folder"), "folder: has no weights", "name the file in it"),
+        (("convert", "small", "a/b", "--to", "google"), "a: no such folder", "make it first"),
+        (("convert", "small", "text.npz", "--to", "google"), "text.npz is there already", "--force writes over it"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
+)
+def test_wrong_files_and_places_are_explained_in_two_lines(shell, arguments, error, hint):
+    Path("text.npz").write_text("these are no weights", encoding="utf-8")
+    Path("empty.npz").touch()
+    Path("folder").mkdir()
+    said = shell("weights", *arguments)
+    assert (said.code, said.out) == (1, "")
+    assert len(said.errors) == 1
+    assert said.errors[0].startswith(f"error: {error}")
+    assert said.hints[0].startswith(f"hint: {hint}")
+
+
+def test_help_names_every_format_and_no_other(shell):
+    for verb, before in (("convert", "One of "), ("info", "found wrong: ")):
+        said = " ".join(shell("weights", verb, "--help").out.split()).replace("- ", "-")
+        named = said.partition(before)[2].partition(".")[0].split(", ")
+        assert sorted(named) == sorted(["vitkit", *(known.name for known in foreign.FORMATS)])
+
+
 # verify
+
+
+def test_an_adapted_model_is_verified_by_logits_of_its_own(shell):
+    shell("weights", "adapt", "small", "out", "--image-size", "48x16", "--channels", "5", "--pooling", "mean")
+    said = shell("weights", "verify", "out", "--json")
+    assert (said.code, said.json["agrees"], said.json["format"]) == (0, True, "vitkit")
+    assert said.json["max_difference"] == 0.0  # the same machine, the same kernels
+    assert "vitkit's own (vitkit)" in shell("weights", "verify", "out").out
+
+
+def test_a_damaged_artefact_is_named(shell):
+    native.save("out", small())
+    with Path("out/model.safetensors").open("ab") as file:
+        file.write(b"x")
+    said = shell("weights", "verify", "out")
+    assert (said.code, said.out) == (1, "")
+    assert said.errors[0].startswith("error: out/model.safetensors: damaged")
 
 
 @dataclass(frozen=True)
@@ -405,6 +546,8 @@ class Verification:
     against: str
     tolerance: float
     agrees: bool
+    format: str = "google"
+    model: str = "Ti/16"
 
 
 AGREES = Verification(2e-7, "stored reference logits", 1e-5, True)
@@ -434,7 +577,7 @@ def test_verify_prints_the_difference_and_fails_where_there_is_one(shell, stand_
     stand_in["next"] = answer
     said = shell("weights", "verify", "small")
     assert said.code == code
-    assert all(word in said.out for word in words)
+    assert all(word in said.out for word in (*words, "Google's vision_transformer (google)", "Ti/16"))
     said = shell("weights", "verify", "small", "--json")
     assert said.code == code
     assert said.json.keys() >= {"max_difference", "against", "tolerance", "agrees"}

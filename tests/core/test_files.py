@@ -7,7 +7,7 @@ import os
 import pytest
 
 from vitkit.core import files
-from vitkit.core.files import commit_folder, remove_leftovers, sha256, write_bytes, write_text
+from vitkit.core.files import commit_folder, remove_leftovers, sha256, write_bytes, write_text, written_aside
 
 
 def names(folder) -> list[str]:
@@ -32,6 +32,29 @@ def test_a_file_that_cannot_be_written_leaves_the_old_one(tmp_path, monkeypatch,
     with pytest.raises(OSError, match="No space"):
         write_bytes(tmp_path / "a", b"new")
     monkeypatch.undo()
+    assert (tmp_path / "a").read_bytes() == b"old"
+    assert names(tmp_path) == ["a"]
+
+
+def test_a_large_file_is_written_aside_piece_by_piece(tmp_path) -> None:
+    with written_aside(tmp_path / "a") as aside, aside.open("wb") as file:
+        file.write(b"one ")
+        assert not (tmp_path / "a").exists()
+        file.write(b"two")
+    assert (tmp_path / "a").read_bytes() == b"one two"
+    assert names(tmp_path) == ["a"]
+
+
+@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "full"), KeyboardInterrupt()])
+def test_a_file_that_is_not_finished_leaves_the_old_one(tmp_path, error) -> None:
+    def cut_short() -> None:
+        with written_aside(tmp_path / "a") as aside:
+            aside.write_bytes(b"ne")
+            raise error
+
+    write_bytes(tmp_path / "a", b"old")
+    with pytest.raises(type(error)):
+        cut_short()
     assert (tmp_path / "a").read_bytes() == b"old"
     assert names(tmp_path) == ["a"]
 
@@ -84,3 +107,9 @@ def test_sha256_is_that_of_the_content(tmp_path) -> None:
     content = os.urandom(100_000)
     (tmp_path / "a").write_bytes(content)
     assert sha256(tmp_path / "a") == hashlib.sha256(content).hexdigest()
+
+
+def test_sha256_waits_for_no_pipe(tmp_path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(FileNotFoundError, match="not a file"):
+        sha256(tmp_path / "pipe")

@@ -107,6 +107,11 @@ def test_a_pickle_that_calls_anything_is_refused_and_nothing_runs(
         b"(S'true'\nios\nsystem\n.",  # INST
         b"\x80\x04\x8c\x02os\x8c\x06system\x93\x8c\x04true\x85R.",
         b"\x80\x02}(]K\x01u.",  # a list as key
+        b"\x80\x02}" + b")" + b"q\x00h\x00\x86" * 60 + b"K\x01s.",  # a key that takes for ever to hash
+        b"\x80\x04\x8f.",  # a set
+        b"\x80\x02\x8b\x00\x00\x10\x00" + b"\x7f" * (1 << 20) + b".",  # a number of a megabyte
+        b"\x80\x02K\x00Q.",  # a persistent id
+        b"\x80\x02" + b"N" * 2_000_001 + b".",
         b"(" * 100_000,
     ],
 )

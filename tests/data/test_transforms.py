@@ -14,6 +14,7 @@ from PIL import Image
 
 from vitkit.core.config import apply_overrides, from_mapping, to_mapping
 from vitkit.core.errors import ConfigError, InputError, UnknownNameError, WeightsError
+from vitkit.data.image_processors import unread
 from vitkit.data.transforms import ORIGINS, Preprocessing, crop, crop_resize, flip, planes, preprocessing, sampled
 
 
@@ -79,7 +80,7 @@ def test_channels_are_resized_each_for_itself(resize: str, resampling: str) -> N
 @given(height=st.integers(1, 90), width=st.integers(1, 90), size=st.tuples(st.integers(1, 40), st.integers(1, 40)))
 def test_pixels_always_have_the_image_size(height: int, width: int, size: tuple[int, int]) -> None:
     picture = as_picture(noise(height, width))
-    for origin in ("paper", "timm_augreg", "torchvision"):
+    for origin in ("paper", "timm_augreg", "torchvision", "huggingface_dinov2"):
         assert preprocessing(origin, image_size=size).pixels(picture).shape == (3, *size)
 
 
@@ -225,15 +226,37 @@ def test_origin_has_any_size_and_any_channels(origin: str) -> None:
         assert config.normalise(batch).shape == (1, channels, 48, 48)
 
 
-@pytest.mark.parametrize(("origin", "resized"), [("timm_augreg", 248), ("deit", 256), ("paper", 224), ("bit", 224)])
+RESIZED = [
+    ("timm_augreg", 248),
+    ("deit", 256),
+    ("paper", 224),
+    ("bit", 224),
+    ("dinov3", 224),
+    ("huggingface_deit", 256),
+]
+
+
+@pytest.mark.parametrize(("origin", "resized"), RESIZED)
 def test_origin_resizes_as_published(origin: str, resized: int) -> None:
     assert ORIGINS[origin].resized == (resized, resized)
 
 
+@pytest.mark.parametrize(("origin", "size"), [("timm_augreg", 384), ("mae", 448)])
+def test_large_images_lose_nothing_where_the_origin_says_so(origin: str, size: int) -> None:
+    assert preprocessing(origin, image_size=size).resized == (size, size)
+
+
+def test_middle_of_an_odd_border_begins_at_the_even_pixel_or_below() -> None:
+    picture = noise(1, 4)  # a border of 3 beside one pixel: 1.5 is 2 or 1
+    even = Preprocessing(image_size=1, resize="crop", crop_share=1.0)
+    for config, column in ((even, 2), (replace(even, crop_rounding="down"), 1)):
+        np.testing.assert_array_equal(config.pixels(as_picture(picture))[:, 0, 0], picture[0, column])
+
+
 def test_unknown_origin_names_the_nearest() -> None:
     with pytest.raises(UnknownNameError) as caught:
-        preprocessing("dinov3", image_size=224)
-    assert caught.value.hint == "did you mean dinov2?"
+        preprocessing("dinov4", image_size=224)
+    assert caught.value.hint == "did you mean dinov3?"
 
 
 def test_decoder_must_deliver_twice_what_is_needed_or_everything() -> None:
@@ -252,30 +275,126 @@ def test_hub_form_round_trips_exactly_through_json(origin: str, size: int | tupl
     assert Preprocessing.from_hub(json.loads(json.dumps(config.to_hub()))) == config
 
 
+SQUARE = Preprocessing(image_size=(224, 224))
+IMAGENET = {"image_mean": [0.485, 0.456, 0.406], "image_std": [0.229, 0.224, 0.225]}
+NULLS: dict[str, object] = dict.fromkeys(("crop_size", "do_center_crop", "do_convert_rgb", "device", "pad_size"))
+# The files of the repositories on the hub, in the words of the version of transformers that wrote them.
+PUBLISHED: dict[str, tuple[dict[str, object], str]] = {
+    "google/vit-base-patch16-224": (
+        {"do_normalize": True, "do_resize": True, "image_mean": [0.5] * 3, "image_std": [0.5] * 3, "size": 224},
+        "huggingface",
+    ),
+    "a ViT of today": (
+        {
+            "image_processor_type": "ViTImageProcessorFast",
+            "do_rescale": True,
+            "rescale_factor": 0.00392156862745098,
+            "resample": 2,
+            "size": {"height": 224, "width": 224},
+            **NULLS,
+        },
+        "huggingface",
+    ),
+    "facebook/deit-base-distilled-patch16-224": (
+        {
+            "crop_size": 224,
+            "do_center_crop": True,
+            "do_normalize": True,
+            "do_resize": True,
+            "feature_extractor_type": "DeiTFeatureExtractor",
+            "resample": 3,
+            "size": 256,
+            **IMAGENET,
+        },
+        "huggingface_deit",
+    ),
+    "facebook/vit-mae-base": (
+        {"do_resize": True, "feature_extractor_type": "ViTFeatureExtractor", "resample": 2, "size": 224, **IMAGENET},
+        "huggingface_mae",
+    ),
+    "facebook/dinov2-small": (
+        {
+            "crop_size": {"height": 224, "width": 224},
+            "do_center_crop": True,
+            "do_convert_rgb": True,
+            "image_processor_type": "BitImageProcessor",
+            "resample": 3,
+            "rescale_factor": 0.00392156862745098,
+            "size": {"shortest_edge": 256},
+            **IMAGENET,
+        },
+        "huggingface_dinov2",
+    ),
+    "facebook/dinov3-vits16-pretrain-lvd1689m": (
+        {
+            "default_to_square": True,
+            "data_format": "channels_first",
+            "image_processor_type": "DINOv3ViTImageProcessorFast",
+            "resample": 2,
+            "size": {"height": 224, "width": 224},
+            **IMAGENET,
+            **NULLS,
+        },
+        "dinov3",
+    ),
+}
+
+
+@pytest.mark.parametrize(("data", "origin"), PUBLISHED.values(), ids=PUBLISHED)
+def test_published_hub_form_is_what_its_origin_does(data: dict[str, object], origin: str) -> None:
+    assert Preprocessing.from_hub(data) == preprocessing(origin, image_size=(224, 224))
+    assert unread(data) == ()
+
+
 @pytest.mark.parametrize(
     ("data", "expected"),
     [
         ({"size": 224, "resample": 2}, Preprocessing(image_size=(224, 224))),
+        ({"size": [160, 224]}, Preprocessing(image_size=(160, 224))),
         (
             {"size": {"height": 384, "width": 384}, "resample": 3},
             Preprocessing(image_size=(384, 384), filter="bicubic"),
         ),
         (
             {"size": {"shortest_edge": 256}, "crop_size": {"height": 224, "width": 224}, "resample": 3},
-            Preprocessing(image_size=(224, 224), resize="crop", filter="bicubic"),
+            Preprocessing(image_size=(224, 224), resize="crop", filter="bicubic", crop_rounding="down"),
         ),
         (
-            {"size": 256, "crop_size": 224, "do_center_crop": True, "image_processor_type": "DeiTImageProcessor"},
-            Preprocessing(image_size=(224, 224), resize="squash_crop"),
+            {"size": 256, "crop_size": 224, "resample": 2, "image_processor_type": "DeiTImageProcessor"},
+            Preprocessing(image_size=(224, 224), resize="squash_crop", crop_rounding="down"),
         ),
         (
-            {"size": 256, "crop_size": 224, "image_processor_type": "BitImageProcessor"},
-            Preprocessing(image_size=(224, 224), resize="crop"),
+            {"size": 256, "crop_size": 224, "do_center_crop": False, "image_processor_type": "DeiTImageProcessor"},
+            Preprocessing(image_size=(256, 256), filter="bicubic"),
         ),
-        ({"size": {"shortest_edge": 224}, "crop_pct": 0.9}, Preprocessing(resize="crop", crop_share=0.9)),
+        (
+            {"size": 256, "crop_size": 224, "resample": 2, "image_processor_type": "ViTImageProcessor"},
+            Preprocessing(image_size=(256, 256)),
+        ),
+        (
+            {"size": {"shortest_edge": 224}, "crop_pct": 0.9},
+            Preprocessing(resize="crop", crop_share=0.9, crop_rounding="down"),
+        ),
+        (
+            {"size": 384, "crop_pct": 0.9, "image_processor_type": "ConvNextImageProcessor"},
+            Preprocessing(image_size=(384, 384), filter="bicubic"),
+        ),
         (
             {"size": 224, "do_normalize": False},
             Preprocessing(image_size=(224, 224), mean=(0.0,) * 3, deviation=(1.0,) * 3),
+        ),
+        ({"size": 224, "image_mean": 0.5, "image_std": [0.5]}, replace(SQUARE, mean=(0.5,), deviation=(0.5,))),
+        (
+            {"size": 224, "rescale_factor": 1 / 127.5, "image_mean": [1.0] * 3, "image_std": [1.0] * 3},
+            replace(SQUARE, mean=(0.5,) * 3, deviation=(0.5,) * 3),
+        ),
+        (
+            {"size": 224, "do_rescale": False, "image_mean": [127.5] * 3, "image_std": [127.5] * 3},
+            replace(SQUARE, mean=(0.5,) * 3, deviation=(0.5,) * 3),
+        ),
+        (
+            {"size": 224, "image_mean": [0.5], "image_std": [0.25]},
+            replace(SQUARE, mean=(0.5,), deviation=(0.25,)),
         ),
     ],
 )
@@ -290,23 +409,42 @@ def test_foreign_crop_keeps_the_resized_side(side: int, border: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "data",
+    ("data", "told"),
     [
-        {},
-        {"size": "large"},
-        {"size": 224, "do_resize": False},
-        {"size": 224, "rescale_factor": 1 / 127.5},
-        {"size": 224, "resample": 9},
-        {"size": 224, "image_mean": 0.5},
-        {"size": {"shortest_edge": 224}},
-        {"size": {"longest_edge": 224}},
-        {"size": {"shortest_edge": 0}, "crop_size": 224},
-        {"size": {"shortest_edge": 224}, "crop_size": 256},
+        ({}, "size"),
+        ({"size": "large"}, "size is large"),
+        ({"size": {"height": 224}}, "size is"),
+        ({"size": {"height": 224, "width": 0}}, "above 0"),
+        ({"size": 224, "do_resize": False}, "do_resize is false"),
+        ({"size": 224, "rescale_factor": 0}, "rescale_factor is 0"),
+        ({"size": 224, "resample": 4}, "resample is 4"),
+        ({"size": 224, "image_mean": "grey"}, "image_mean is grey"),
+        ({"size": 224, "image_mean": [0.5] * 3, "image_std": [0.5] * 2}, "deviation has a number"),
+        ({"size": {"shortest_edge": 224}}, "no crop"),
+        ({"size": {"longest_edge": 224}}, "longest_edge"),
+        ({"size": {"shortest_edge": 224, "longest_edge": 300}, "crop_size": 224}, "longest_edge"),
+        ({"size": {"shortest_edge": 0}, "crop_size": 224}, "above 0"),
+        ({"size": {"shortest_edge": 224}, "crop_size": 256}, "borders are not filled"),
+        ({"size": {"shortest_edge": 256}, "crop_size": {"height": 160, "width": 224}}, "only squares"),
+        ({"size": {"height": 256, "width": 512}, "crop_size": 224}, "same share"),
+        ({"size": {"shortest_edge": 256}, "crop_size": 224, "crop_pct": 0.5}, "crop_pct is 0.5"),
+        ({"size": {"shortest_edge": 256}, "crop_size": 224, "crop_pct": "half"}, ""),
+        ({"size": 224, "do_pad": True}, "do_pad is True"),
+        ({"size": 224, "do_flip_channel_order": True}, "do_flip_channel_order"),
+        ({"size": 224, "keep_aspect_ratio": True}, "keep_aspect_ratio"),
+        ({"size": 224, "image_processor_type": "PerceiverImageProcessor"}, "PerceiverImageProcessor is none"),
     ],
 )
-def test_foreign_hub_form_that_asks_for_something_else_is_refused(data: dict[str, object]) -> None:
-    with pytest.raises(WeightsError, match=r"preprocessor_config\.json asks for what we cannot do"):
+def test_foreign_hub_form_that_asks_for_something_else_is_refused(data: dict[str, object], told: str) -> None:
+    with pytest.raises(WeightsError, match=r"preprocessor_config\.json asks for what we cannot do") as caught:
         Preprocessing.from_hub(data)
+    assert told in str(caught.value)
+    assert caught.value.hint
+
+
+def test_keys_that_nobody_knows_are_named() -> None:
+    assert unread({"size": 224, "colour": "warm", "device": "cuda", "do_pad": False}) == ("colour",)
+    assert unread(Preprocessing(resize="crop").to_hub()) == ()
 
 
 def test_hub_form_that_was_changed_beside_our_section_is_refused() -> None:

@@ -55,6 +55,8 @@ EXAMPLES = [ROOT / "README.md", *sorted(DOCS.glob("guides/*.md")), DOCS / "table
 OTHER_PROGRAMS = {"make", "pip", "git", "."}
 LEARNING = {"train", "finetune", "demo"}
 """Commands that take minutes; here they take one step."""
+WHOLLY_RUN = {"weights.md"}
+"""Pages that need nothing from elsewhere: no command of theirs may be passed over."""
 CONFIGS = (
     ViTConfig,
     PositionConfig,
@@ -143,10 +145,11 @@ def test_python_examples_run_and_give_what_they_show(page: Path) -> None:
 
 
 def commands(text: str) -> Iterator[tuple[str, str]]:
-    """Every command of the console and shell blocks, with the output shown under it."""
-    for code in blocks(text, "sh"):
-        yield from ((line, "") for line in code.replace("\\\n", " ").splitlines() if line)
-    for code in blocks(text, "console"):
+    """Every command of the console and shell blocks in the page's order, with the output shown under it."""
+    for code in blocks(text, "sh", "console"):
+        if not code.startswith("$ "):
+            yield from ((line, "") for line in code.replace("\\\n", " ").splitlines() if line)
+            continue
         for part in re.split(r"^\$ ", code, flags=re.MULTILINE)[1:]:
             command, _, output = part.partition("\n")
             yield command, output
@@ -189,6 +192,7 @@ def folder_with_photos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         name = tmp_path / ("photos", "new-photos")[place] / ("cat", "dog")[label] / f"{number}.jpg"
         name.parent.mkdir(parents=True, exist_ok=True)
         Image.fromarray(rng.integers(0, 256, (30, 40, 3), dtype=np.uint8)).save(name)
+    (tmp_path / "three.txt").write_text("dog\nfox\ncat\n", encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -229,6 +233,7 @@ def test_commands_run_and_print_what_is_shown(
             continue
         assert program == "vitkit"
         if arguments[0] in LEARNING - {"demo"} and not can_run(resolved(arguments)):
+            assert page.name not in WHOLLY_RUN, f"{line}: its images or weights are not here"
             continue
         assert main(arguments) == 0, capsys.readouterr().err
         output = capsys.readouterr().out

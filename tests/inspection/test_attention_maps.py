@@ -183,7 +183,7 @@ def test_a_resnet_is_told_that_it_has_no_attention() -> None:
 
 def test_a_model_without_a_head_has_no_class_to_explain() -> None:
     config = CASES["headless"]
-    with pytest.raises(InputError, match="no classes to explain"):
+    with pytest.raises(DoesNotApplyError, match="the model has no classes"):
         relevance(random_vit(config), images_for(config))
 
 

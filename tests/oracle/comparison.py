@@ -24,14 +24,14 @@ CANCELLED = ("k_norm.bias", "k_proj.bias", "key.bias")
 
 
 @torch.no_grad()
-def randomise(model: nn.Module, *, seed: int = 0) -> None:
+def randomise(model: nn.Module, *, seed: int = 0, kernels: float = LARGE_KERNELS) -> None:
     """Draw all parameters of a model anew, none of them zero and no norm trivial, activations of order 1."""
     generator = torch.Generator().manual_seed(seed)
     for name, parameter in model.named_parameters():
         noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
         if name.endswith(".weight") and parameter.ndim == 4:
-            # Standardised kernels have a mean to take off and any deviation will do; see LARGE_KERNELS.
-            value = (noise + 0.5) * (LARGE_KERNELS if "conv" in name else parameter[0].numel() ** -0.5)
+            # Standardised kernels have a mean to take off; their deviation counts only beside an eps.
+            value = (noise + 0.5) * (kernels if "conv" in name else parameter[0].numel() ** -0.5)
         elif name.endswith(".weight") and parameter.ndim > 1:
             value = noise * parameter[0].numel() ** -0.5
         elif parameter.ndim == 1 and name.endswith((".weight", ".gamma")):

@@ -1,19 +1,33 @@
 """Position embeddings resampled by us as by each origin's own code."""
 
+import json
 from collections import OrderedDict
+from dataclasses import replace
+from importlib import import_module
 from math import sqrt
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import scipy.ndimage
 import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 from oracles import import_timm, import_torchvision, import_transformers
+from safetensors.torch import load_file
 from torch import Tensor
 from torch.nn import functional
+from witness.google_numpy import vit_logits
 
+from vitkit.checkpoints.adapt import adapt
+from vitkit.checkpoints.convert import write_as
+from vitkit.checkpoints.foreign import format_called, load
+from vitkit.checkpoints.native import Artefact
+from vitkit.core.shapes import Size, pair
+from vitkit.data.transforms import Preprocessing
 from vitkit.model.resample import Origin, resample_positions
+from vitkit.zoo.lookup import configure, create
 
 TOLERANCE = 1e-6  # results are rounded to float32, whose step is 2e-7 at the largest of these numbers
 WIDTH = 8
@@ -158,3 +172,180 @@ def test_the_offset_of_dinov2_matters() -> None:
         for origin in ("dinov2", "huggingface")
     )
     assert (with_offset - without).abs().max() > 1e-3
+
+
+# The whole way, as from 224 to 384 pixels with patches of 16: a file in an origin's format is read and adapted by us,
+# and read and resized by the origin's own code; both answer to the same images.
+
+OLD, LARGE, OBLONG_IMAGE = 56, 96, (80, 48)  # with patches of 4, grids of 14×14, 24×24 and 20×12
+SIZES = ("width=64", "depth=2", "heads=1", "mlp_dim=128")
+ERF = "block.activation=gelu_erf"
+sizes = pytest.mark.parametrize("size", [LARGE, OBLONG_IMAGE], ids=["24x24", "20x12"])
+
+
+def file_of(name: str, place: Path, *settings: str, classes: int = 5) -> Path:
+    """A model of drawn numbers in a format."""
+    config = configure("Ti/16", image_size=OLD, patch_size=4, classes=classes, settings=(*SIZES, *settings))
+    generator = torch.Generator().manual_seed(3)
+    shapes = {key: tensor.shape for key, tensor in create(config, device="meta").state_dict().items()}
+    made = Artefact(
+        name="small",
+        config=config,
+        state={key: 0.2 * torch.randn(shape, generator=generator) for key, shape in shapes.items()},
+        preprocessing=Preprocessing(image_size=OLD),
+        labels=tuple(map(str, range(classes))),
+    )
+    to = format_called(name)
+    out = place / {"safetensors": "folder", "torch": "model.pth", "npz": "model.npz"}[to.writes]
+    write_as(to, out, made)
+    return out
+
+
+def adapted(path: Path, size: Size, *, format_name: str) -> Artefact:
+    """The model in a file, at another size."""
+    found = load(path, format=format_name)
+    config = configure(found.config, image_size=size)
+    return replace(found, config=config, state=adapt(found.state, old=found.config, new=config).state)
+
+
+def images_of(size: Size) -> Tensor:
+    return torch.randn(2, 3, *pair(size), generator=torch.Generator().manual_seed(4))
+
+
+def assert_same_logits(ours: Artefact, theirs: Any) -> None:
+    """Our logits are those that `theirs` gives of the same images, up to sums in float32 in another order."""
+    images = images_of(ours.config.image_size)
+    with torch.no_grad():
+        actual, expected = ours.model()(images), torch.as_tensor(theirs(images))
+    assert actual.shape == expected.shape
+    assert expected.std() > 0.1
+    torch.testing.assert_close(actual, expected.float(), rtol=0, atol=1e-5 * max(1.0, float(expected.abs().max())))
+
+
+@sizes
+def test_a_model_of_google_adapted_answers_as_the_released_code_does(tmp_path: Path, size: Size) -> None:
+    path = file_of("google", tmp_path)
+    name, new = "Transformer/posembed_input/pos_embedding", (pair(size)[0] // 4, pair(size)[1] // 4)
+    with np.load(path) as file:
+        tensors = {key: file[key] for key in file.files}
+    row, grid = tensors[name][0, :1], tensors[name][0, 1:].reshape(14, 14, -1)
+    zoomed = scipy.ndimage.zoom(grid, (new[0] / 14, new[1] / 14, 1), order=1).reshape(new[0] * new[1], -1)
+    tensors[name] = np.concatenate([row, zoomed])[None]
+    ours = adapted(path, size, format_name="google")
+    assert_same_logits(ours, lambda images: vit_logits(tensors, images.permute(0, 2, 3, 1).numpy()))
+
+
+TIMM = {
+    "plain": (),
+    "registers": ("tokens.registers=4", "positions.covers=patches"),
+    "distilled": ("tokens.distillation=true",),
+    "positions of patches alone": ("positions.covers=patches",),
+    "mean": ("pooling=mean", "head.norm=after_pooling"),
+}
+
+
+@sizes
+@pytest.mark.parametrize("settings", TIMM.values(), ids=TIMM)
+def test_a_model_of_timm_adapted_answers_as_timms_own_loading_does(tmp_path: Path, size: Size, settings) -> None:
+    timm = import_timm()
+    path = file_of("timm", tmp_path, ERF, *settings)
+    said = json.loads((path / "config.json").read_bytes())
+    args = said["model_args"] | {"img_size": pair(size), "num_classes": 5}
+    theirs = timm.create_model(said["architecture"], **args).eval()
+    home = import_module(timm.models.model_entrypoint(said["architecture"]).__module__)
+    theirs.load_state_dict(home.checkpoint_filter_fn(load_file(path / "model.safetensors"), theirs), strict=True)
+    assert_same_logits(adapted(path, size, format_name="timm"), theirs)
+
+
+HUGGING_FACE = {
+    "huggingface": ((), 5, "ViTForImageClassification"),
+    "huggingface-deit": (("tokens.distillation=true", ERF), 5, "DeiTForImageClassificationWithTeacher"),
+    "huggingface-dinov2": (("block.layer_scale=0.5", ERF), 0, "Dinov2Model"),
+    "huggingface-dinov2, registers": (
+        ("block.layer_scale=0.5", ERF, "tokens.registers=4", "positions.origin=dinov2-registers"),
+        0,
+        "Dinov2WithRegistersModel",
+    ),
+}
+
+
+@sizes
+@pytest.mark.parametrize("name", HUGGING_FACE)
+def test_a_model_of_hugging_face_adapted_answers_as_transformers_does(tmp_path: Path, size: Size, name: str) -> None:
+    settings, classes, model = HUGGING_FACE[name]
+    format_name = name.partition(",")[0]
+    path = file_of(format_name, tmp_path, *settings, classes=classes)
+    theirs = getattr(import_transformers(), model).from_pretrained(path).eval()
+
+    def answer(images: Tensor) -> Tensor:
+        if classes:
+            return theirs(images, interpolate_pos_encoding=True).logits
+        return theirs(images).last_hidden_state[:, 0]
+
+    assert_same_logits(adapted(path, size, format_name=format_name), answer)
+
+
+def test_a_model_of_torchvision_adapted_answers_as_torchvisions_own_function_does(tmp_path: Path) -> None:
+    transformer = import_torchvision().models.vision_transformer
+    path = file_of("torchvision", tmp_path, ERF)
+    state = OrderedDict(torch.load(path, weights_only=True))
+    theirs = transformer.VisionTransformer(
+        image_size=LARGE, patch_size=4, num_layers=2, num_heads=1, hidden_dim=64, mlp_dim=128, num_classes=5
+    ).eval()
+    theirs.load_state_dict(transformer.interpolate_embeddings(image_size=LARGE, patch_size=4, model_state=state))
+    assert_same_logits(adapted(path, LARGE, format_name="torchvision"), theirs)
+
+
+def interpolate_pos_embed(positions: Tensor, *, prefix: int, side: int) -> Tensor:
+    """The rule of DeiT's main.py and of MAE's util/pos_embed.py: extra tokens are kept, a square grid is resized."""
+    old = int((positions.shape[1] - prefix) ** 0.5)
+    extra, patches = positions[:, :prefix], positions[:, prefix:]
+    patches = patches.reshape(-1, old, old, positions.shape[2]).permute(0, 3, 1, 2)
+    patches = functional.interpolate(patches, size=(side, side), mode="bicubic", align_corners=False)
+    return torch.cat((extra, patches.permute(0, 2, 3, 1).flatten(1, 2)), dim=1)
+
+
+FACEBOOK = {
+    "deit": (ERF,),
+    "deit, distilled": (ERF, "tokens.distillation=true"),
+    "mae": (ERF, "pooling=mean", "tokens.class_token=true", "head.norm=after_pooling"),
+}
+
+
+@pytest.mark.parametrize("name", FACEBOOK)
+def test_a_model_of_facebook_adapted_answers_as_its_published_rule_does(tmp_path: Path, name: str) -> None:
+    """The resized tensors are run by timm, which has nothing left to resize; its own rule would give other answers."""
+    timm = import_timm()
+    format_name = name.partition(",")[0]
+    path = file_of(format_name, tmp_path, *FACEBOOK[name])
+    tensors = torch.load(path, weights_only=True)["model"]
+    distilled = "distilled" in name
+    tensors["pos_embed"] = interpolate_pos_embed(tensors["pos_embed"], prefix=1 + distilled, side=24)
+    made = timm.models.deit.VisionTransformerDistilled if distilled else timm.models.VisionTransformer
+    pooled = {"global_pool": "avg", "fc_norm": True} if name == "mae" else {}
+    sides = {"img_size": LARGE, "patch_size": 4, "embed_dim": 64, "depth": 2, "num_heads": 1, "mlp_ratio": 2}
+    theirs = made(**sides, num_classes=5, **pooled).eval()
+    theirs.load_state_dict(tensors, strict=True)
+    assert_same_logits(adapted(path, LARGE, format_name=format_name), theirs)
+
+
+@sizes
+@pytest.mark.parametrize("registers", [0, 4])
+def test_a_model_of_dinov2_adapted_has_the_positions_of_facebooks_code(tmp_path, size, registers) -> None:
+    """Its interpolate_pos_encoding: an offset of 0.1 for the first models; antialias and no offset with registers."""
+    settings = (f"tokens.registers={registers}", "positions.origin=dinov2-registers") if registers else ()
+    path = file_of("dinov2", tmp_path, ERF, "block.layer_scale=0.5", *settings, classes=0)
+    positions = torch.load(path, weights_only=True)["pos_embed"]
+    new = pair(size)[0] // 4, pair(size)[1] // 4
+    grid = positions[:, 1:].reshape(1, 14, 14, -1).permute(0, 3, 1, 2)
+    if registers:
+        grid = functional.interpolate(grid, size=new, mode="bicubic", antialias=True)
+    else:
+        grid = functional.interpolate(
+            grid, scale_factor=(float(new[0] + 0.1) / 14, float(new[1] + 0.1) / 14), mode="bicubic", antialias=False
+        )
+    expected = torch.cat([positions[:, :1], grid.permute(0, 2, 3, 1).flatten(1, 2)], dim=1)
+    ours = adapted(path, size, format_name="dinov2")
+    torch.testing.assert_close(ours.state["pos_embed"], expected, rtol=0, atol=TOLERANCE)
+    if registers:
+        assert torch.equal(ours.state["reg_token"], load(path, format="dinov2").state["reg_token"])

@@ -19,7 +19,7 @@ from vitkit.model.config import TokenConfig, ViTConfig
 from vitkit.model.encoder import BlockConfig
 from vitkit.model.heads import HeadConfig
 from vitkit.model.positions import PositionConfig
-from vitkit.model.resnet import BackboneConfig, BiT, BiTConfig
+from vitkit.model.resnet import BIG_TRANSFER, HYBRID, BackboneConfig, BiT, BiTConfig
 from vitkit.model.vit import ViT
 from vitkit.zoo.lookup import create, find
 from vitkit.zoo.variants import VARIANTS, Variant
@@ -231,6 +231,60 @@ def test_bit_has_timm_logits_and_gradients(image_size: tuple[int, int]) -> None:
     )
     randomise(ours)
     assert_same_models(ours.double(), theirs.double(), random_images(2, 3, *image_size), rename=timm_bit)
+
+
+# Whose numbers a ResNet computes with, in float64, where nothing but an eps can be left. With kernels as small as
+# trained ones the eps show: that of the norm, and that of the standardisation.
+
+
+def resnets(origin: Any) -> tuple[nn.Module, nn.Module, Rename]:
+    """A BiT of ours and timm's own, but for its units."""
+    import_timm()
+    from timm.layers import GroupNormAct, StdConv2d  # noqa: PLC0415
+    from timm.models.resnetv2 import ResNetV2  # noqa: PLC0415
+
+    ours = BiT(BiTConfig(units=(2, 1, 1), classes=10, origin=origin))
+    layers = {"conv_layer": partial(StdConv2d, eps=1e-8), "norm_layer": partial(GroupNormAct, num_groups=32)}
+    return ours, ResNetV2((2, 1, 1), num_classes=10, stem_type="fixed", **layers), timm_bit
+
+
+def root_alone(origin: Any) -> tuple[nn.Module, nn.Module, Rename]:
+    """The root of a hybrid of ours under a ViT, and timm's own."""
+    timm = import_timm()
+    backbone = BackboneConfig(units=(), origin=origin)
+    ours = ViT(replace(SMALL, image_size=64, backbone=backbone))
+    sizes = {"img_size": 64, "embed_dim": 64, "depth": 2, "num_heads": 4, "mlp_ratio": 2.0, "num_classes": 10}
+    return ours, timm.create_model("vit_tiny_r_s16_p8_224", **sizes), timm_root_alone
+
+
+@pytest.mark.parametrize("made", [resnets, root_alone], ids=["BiT", "hybrid"])
+def test_a_resnet_of_timms_numbers_is_timms_and_one_of_googles_is_not(made: Any) -> None:
+    differences = {}
+    for origin in ("timm", "google"):
+        ours, theirs, rename = made(origin)
+        randomise(ours, kernels=0.02)
+        ours, theirs = ours.double().eval(), theirs.double().eval()
+        theirs.load_state_dict(rename(ours.state_dict()), strict=True)
+        images = random_images(2, 3, 64, 64)
+        with torch.no_grad():
+            expected = theirs(images)
+            differences[origin] = float((ours(images) - expected).abs().max() / expected.abs().max())
+    assert differences["timm"] < 1e-12
+    assert 1e-6 < differences["google"] < 1e-3
+
+
+def test_the_numbers_of_timms_resnets_are_those_we_know() -> None:
+    """Its own models, so that a change of theirs is seen."""
+    timm = import_timm()
+    with torch.device("meta"):
+        bit = timm.create_model("resnetv2_50x1_bit")
+        hybrid = timm.create_model("vit_small_r26_s32_224").patch_embed.backbone
+    for resnet, known in ((bit, BIG_TRANSFER["timm"]), (hybrid, HYBRID["timm"])):
+        convolutions = {
+            module.eps for module in resnet.modules() if isinstance(module, nn.Conv2d) and hasattr(module, "eps")
+        }
+        norms = {module.eps for module in resnet.modules() if isinstance(module, nn.GroupNorm)}
+        assert (convolutions, norms) == ({known.variance_eps}, {known.norm_eps})
 
 
 # The zoo's own sizes

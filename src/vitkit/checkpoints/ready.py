@@ -8,7 +8,7 @@ import torch
 
 from vitkit.checkpoints import foreign, native
 from vitkit.checkpoints.native import Artefact
-from vitkit.core.errors import ConfigError
+from vitkit.core.errors import ConfigError, WeightsError
 from vitkit.core.shapes import Float, Tensor
 from vitkit.data.given import Given, picture_given
 from vitkit.data.transforms import Preprocessing
@@ -74,7 +74,11 @@ def ready(artefact: Artefact) -> Loaded:
     config = artefact.config
     with torch.device("meta"):
         made: Loaded = LoadedViT(config) if isinstance(config, ViTConfig) else LoadedBiT(config)
-    made.load_state_dict(artefact.state, strict=True, assign=True)
+    try:
+        made.load_state_dict(artefact.state, strict=True, assign=True)
+    except RuntimeError as error:  # an artefact whose configuration is that of another model
+        first = next((line.strip() for line in str(error).splitlines()[1:]), str(error))
+        raise WeightsError(f"{artefact.name}: the weights are of another model: {first[:300]}") from error
     made.name, made.labels = artefact.name, artefact.labels
     made.preprocess = Preprocess(artefact.preprocessing)
     return made.eval()

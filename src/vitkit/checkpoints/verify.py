@@ -5,9 +5,12 @@ else with that of the library the file is from, where it is installed. Nothing o
 """
 
 import importlib
+import sys
 import warnings
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -15,9 +18,10 @@ from typing import Any
 import torch
 
 from vitkit.checkpoints import foreign, native
-from vitkit.checkpoints.files.readers import open_tensors
+from vitkit.checkpoints.files.readers import TensorFile, open_tensors
 from vitkit.checkpoints.foreign import Found
 from vitkit.checkpoints.formats.huggingface import hub_config
+from vitkit.checkpoints.formats.timm import TIMM
 from vitkit.checkpoints.formats.timm_config import timm_config
 from vitkit.checkpoints.hub import located
 from vitkit.checkpoints.mapping import read
@@ -44,6 +48,8 @@ class Verification:
     max_difference: float | None
     against: str
     tolerance: float
+    format: str = "vitkit"
+    model: str = ""
 
     @property
     def agrees(self) -> bool:
@@ -59,20 +65,25 @@ def verify(path: Path | str, *, format: str | None = None) -> Verification:  # n
     with open_tensors(path) as tensors:
         found = foreign.identify(tensors, format=format)
         found.fit.check()
-        library = LIBRARIES.get(found.format.name)
-        if library is None:
-            return nothing(f"{found.format.title} has no library that runs here")
+        return replace(_compared_with_its_library(found, tensors), format=found.format.name, model=found.name)
+
+
+def _compared_with_its_library(found: Found, tensors: TensorFile) -> Verification:
+    library = LIBRARIES.get(found.format.name)
+    if library is None:
+        return nothing(f"{found.format.title} has no library that runs here")
+    try:
         theirs = imported(library)
-        if theirs is None:
-            return nothing(f"{library} is not installed, or does not work")
-        state = dict(read(found.rules, tensors))
-        foreign.check_shapes(state, found.config, path=Path(path))
-        ours = answers(_artefact(found, state).model().float())
-        try:
-            expected = ORACLES[library](theirs, found, dict(tensors))
-        except Exception as error:  # whatever their code raises: it could not make its model of the file
-            reason = " ".join(str(error).split())[:200]
-            return nothing(f"{library} cannot run it: {reason or type(error).__name__}")
+    except WeightsError as error:
+        return nothing(error.message)
+    state = dict(read(found.rules, tensors))
+    foreign.check_shapes(state, found.config, path=tensors.path)
+    ours = answers(_artefact(found, state).model().float())
+    try:
+        expected = ORACLES[library](theirs, found, tensors)
+    except Exception as error:  # whatever their code raises: it could not make its model of the file
+        reason = " ".join(str(error).split())[:200]
+        return nothing(f"{library} cannot run it: {reason or type(error).__name__}")
     version = getattr(theirs, "__version__", "")
     return compared(ours, expected, against=f"{library} {version}".rstrip(), relative=TOLERANCE)
 
@@ -82,10 +93,11 @@ def verify_own(folder: Path | str) -> Verification:
     artefact = native.load(folder)
     stored = native.stored_reference(folder)
     if stored is None:
-        return nothing("the artefact keeps no reference logits")
+        return replace(nothing("the artefact keeps no reference logits"), model=artefact.name)
     ours = answers(artefact.model().float())
     expected = torch.tensor(stored)[None]
-    return compared(ours, expected, against="the reference logits saved with it", relative=STORED_TOLERANCE)
+    found = compared(ours, expected, against="the reference logits saved with it", relative=STORED_TOLERANCE)
+    return replace(found, model=artefact.name)
 
 
 def compared(ours: Tensor, expected: Tensor, *, against: str, relative: float) -> Verification:
@@ -103,14 +115,44 @@ def nothing(reason: str) -> Verification:
     return Verification(max_difference=None, against=f"{UNKNOWN}: {reason}", tolerance=TOLERANCE)
 
 
-def imported(library: str) -> ModuleType | None:
-    """A library, or None where it is absent or broken."""
+def imported(library: str) -> ModuleType:
+    """A library; where it is absent or broken, an error says so."""
+    if find_spec(library) is None:
+        raise WeightsError(f"{library}, which could run it, is not installed (pip install {library})")
+    _mend_torchvision()
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            return importlib.import_module(library)
-    except Exception:  # a broken installation fails in many ways
+        return _imported(library)
+    except Exception as error:  # a broken installation fails in many ways
+        reason = " ".join(str(error).split())[:200] or type(error).__name__
+        raise WeightsError(f"{library} is installed, and cannot be imported: {reason}") from error
+
+
+def _imported(library: str) -> ModuleType:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return importlib.import_module(library)
+
+
+@cache  # a library's schemas go when it goes
+def _mend_torchvision() -> torch.library.Library | None:
+    """Make a torchvision that cannot find its operators importable, and with it timm and parts of transformers.
+
+    A wheel made for another torch fails because two schemas are missing. No model here runs these operators, so that
+    declaring the schemas is enough (docs/decisions/0008).
+    """
+    if find_spec("torchvision") is None:
         return None
+    try:
+        _imported("torchvision")
+    except Exception:  # whoever imports it next says what remains
+        for half_imported in [name for name in sys.modules if name.partition(".")[0] == "torchvision"]:
+            del sys.modules[half_imported]
+        schemas = torch.library.Library("torchvision", "FRAGMENT")
+        for name in ("nms", "qnms"):
+            if not hasattr(torch.ops.torchvision, name):
+                schemas.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+        return schemas
+    return None
 
 
 def _artefact(found: Found, state: dict[str, Tensor]) -> Artefact:
@@ -126,13 +168,22 @@ def _artefact(found: Found, state: dict[str, Tensor]) -> Artefact:
 # Their models. The modules are not typed here: none of them need be installed.
 
 
-def answer_of_timm(timm: Any, found: Found, tensors: Mapping[str, Tensor]) -> Tensor:
-    """timm's answer: its architecture by config.json, or else by what we found, with the file's own tensors."""
+def answer_of_timm(timm: Any, found: Found, tensors: TensorFile) -> Tensor:
+    """timm's answer: its architecture by config.json, or else by what we found, with the file's own tensors.
+
+    Google's files timm reads by itself, with code of its own.
+    """
     about = found.about.config
     said: dict[str, Any] = dict(about if "architecture" in about else timm_config(found.config))
     architecture = str(said["architecture"])
     args = {"num_classes": found.config.classes} | dict(said.get("model_args") or {})
     model = timm.create_model(architecture, pretrained=False, pretrained_cfg=said.get("pretrained_cfg"), **args)
+    if found.about.kind == "npz":
+        if reason := TIMM.refuses(found.config):
+            raise WeightsError(f"it has no such model: {reason}")
+        path = tensors.path
+        model.load_pretrained(str(next(path.glob("*.npz")) if path.is_dir() else path))
+        return run(model.float().eval(), drawn_image(found.config))
     home = importlib.import_module(timm.models.model_entrypoint(architecture).__module__)
     cleaned = dict(tensors)
     if hasattr(home, "checkpoint_filter_fn"):
@@ -141,7 +192,7 @@ def answer_of_timm(timm: Any, found: Found, tensors: Mapping[str, Tensor]) -> Te
     return run(model.float().eval(), drawn_image(found.config))
 
 
-def answer_of_transformers(transformers: Any, found: Found, tensors: Mapping[str, Tensor]) -> Tensor:
+def answer_of_transformers(transformers: Any, found: Found, tensors: TensorFile) -> Tensor:
     """The answer of Hugging Face's model: logits, or its class token after the last norm where it has no head."""
     config = found.config
     if not isinstance(config, ViTConfig) or found.format.name == "huggingface-mae":
@@ -164,7 +215,7 @@ def answer_of_transformers(transformers: Any, found: Found, tensors: Mapping[str
     return torch.as_tensor(output.last_hidden_state[:, 0])
 
 
-def answer_of_torchvision(torchvision: Any, found: Found, tensors: Mapping[str, Tensor]) -> Tensor:
+def answer_of_torchvision(torchvision: Any, found: Found, tensors: TensorFile) -> Tensor:
     """The answer of torchvision's VisionTransformer."""
     config = found.config
     assert isinstance(config, ViTConfig)
@@ -183,12 +234,12 @@ def answer_of_torchvision(torchvision: Any, found: Found, tensors: Mapping[str, 
 
 
 LIBRARIES = {
-    **dict.fromkeys(("timm", "deit", "mae", "dinov2"), "timm"),
+    **dict.fromkeys(("google", "big_vision", "bit", "timm", "deit", "mae", "dinov2"), "timm"),
     **dict.fromkeys(("huggingface", "huggingface-deit", "huggingface-mae", "huggingface-dinov2"), "transformers"),
     "torchvision": "torchvision",
 }
 """Who can run the files of a format."""
-ORACLES: dict[str, Callable[[Any, Found, Mapping[str, Tensor]], Tensor]] = {
+ORACLES: dict[str, Callable[[Any, Found, TensorFile], Tensor]] = {
     "timm": answer_of_timm,
     "transformers": answer_of_transformers,
     "torchvision": answer_of_torchvision,

@@ -26,6 +26,7 @@ def comparison_as_json(found: "Comparison") -> dict[str, Any]:
             }
             for each in found.tensors
         ],
+        "reshaped": [each.name for each in found.tensors if each.shape != each.other_shape],
         "only_a": list(found.only_a),
         "only_b": list(found.only_b),
         "config": {key: pair._asdict() for key, pair in found.config.items()},

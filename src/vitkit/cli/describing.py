@@ -1,6 +1,7 @@
 """A file of weights goes in, what it is comes out, in words and for scripts."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -114,7 +115,7 @@ def describe(path: Path, *, format: str | None) -> Description:  # noqa: A002
     place = place_of(path, format=format)
     if is_ours(place, format):
         return describe_artefact(native.load(place), place=str(path))
-    with open_tensors(place) as tensors:
+    with explaining(place, format=format), open_tensors(place) as tensors:
         found = foreign.identify(tensors, format=format)
         return Description(
             place=str(path),
@@ -129,6 +130,27 @@ def describe(path: Path, *, format: str | None) -> Description:  # noqa: A002
             notes=found.notes,
             dtypes=tuple(sorted({str(dtype).removeprefix("torch.") for dtype in tensors.dtypes.values()})),
         )
+
+
+@contextmanager
+def explaining(place: Path, *, format: str | None) -> Iterator[None]:  # noqa: A002
+    """Say of a file that is not of the format that was named of which it looks to be."""
+    from vitkit.checkpoints import foreign
+    from vitkit.checkpoints.files.readers import open_tensors
+    from vitkit.core.errors import WeightsError
+
+    try:
+        yield
+    except WeightsError as error:
+        if format in (None, OURS) or not place.exists():
+            raise
+        with open_tensors(place) as tensors:
+            known = (each for each in foreign.FORMATS if each.recognises(tensors.shapes, tensors.about))
+            looks = next(known, None)
+        if looks is None or looks.name == format:
+            raise
+        message = f"{place}: not read as {format}: {error.message}"
+        raise WeightsError(message, hint=f"it looks like {looks.name}; leave --format out") from error
 
 
 def describe_artefact(artefact: "Artefact", *, place: str) -> Description:

@@ -32,11 +32,15 @@ def command(
     rates: str | None,
     as_json: bool,
 ) -> None:
-    """Fine-tune the model in the folder WEIGHTS on DATA: a new zero head, positions interpolated to a new image size.
+    """Fine-tune the model in WEIGHTS on DATA: a new zero head, positions interpolated to a new image size.
+
+    WEIGHTS are a run, or a file or folder that `vitkit weights info` knows. Images of other channels are no obstacle:
+    the first kernel is adapted to them, and grey pictures keep their answers.
 
     \b
     vitkit finetune runs/fractals photos/ --out runs/photos
-    vitkit finetune runs/fractals photos/ --out runs/large image_size=96 --sweep
+    vitkit finetune ViT-B_16.npz photos/ --out runs/large image_size=384 --sweep
+    vitkit finetune ViT-B_16.npz x-rays/ --out runs/grey channels=1
     """
     if sweep or rates is not None:
         from vitkit.cli.sweeping import carry_out_sweep

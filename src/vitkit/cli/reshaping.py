@@ -11,7 +11,6 @@ from vitkit.cli.describing import are_numbers
 if TYPE_CHECKING:
     from vitkit.checkpoints.native import Artefact
     from vitkit.core.shapes import Size
-    from vitkit.data.transforms import Preprocessing
     from vitkit.zoo.variants import ModelConfig
 
 
@@ -37,7 +36,7 @@ class Reshaped:
 
 def reshape(artefact: "Artefact", wish: Wish) -> Reshaped:
     """The model in the shape that is wished for, fed and labelled accordingly."""
-    from vitkit.checkpoints.adapt import Labels, adapt
+    from vitkit.checkpoints.adapt import Feeding, Labels, adapt, fed, fed_changes
     from vitkit.checkpoints.native import Artefact
     from vitkit.zoo.lookup import name_of
 
@@ -46,17 +45,17 @@ def reshape(artefact: "Artefact", wish: Wish) -> Reshaped:
     new_head = labels != artefact.labels and not only_named and not by_name
     config = wished(artefact.config, wish, classes=len(labels), new_head=new_head)
     pairing = Labels(old=artefact.labels, new=labels) if by_name else None
-    fitted = adapt(artefact.state, old=artefact.config, new=config, new_head=new_head, labels=pairing)
+    feeding = Feeding(old=artefact.preprocessing, new=fed(artefact.preprocessing, config))
+    fitted = adapt(artefact.state, old=artefact.config, new=config, new_head=new_head, labels=pairing, feeding=feeding)
     named = [f"labels: names for {len(labels):,} classes that had numbers"] if only_named else []
-    feeding = fed(artefact.preprocessing, config)
     made = Artefact(
         name=artefact.name if config == artefact.config else name_of(config),
         config=config,
         state=fitted.state,
-        preprocessing=feeding,
+        preprocessing=feeding.new,
         labels=labels,
     )
-    return Reshaped(made, (*fitted.changes, *named, *feeding_changes(artefact.preprocessing, feeding)))
+    return Reshaped(made, (*fitted.changes, *named, *fed_changes(feeding)))
 
 
 def new_labels(old: tuple[str, ...], wish: Wish) -> tuple[tuple[str, ...], bool]:
@@ -73,9 +72,9 @@ def new_labels(old: tuple[str, ...], wish: Wish) -> tuple[tuple[str, ...], bool]
 
 
 def has_names(artefact: "Artefact") -> bool:
-    """Whether classes can be carried over by name: they have names, and each a row of one linear layer."""
-    rows = {name for name in artefact.state if name.startswith(("head.", "pre_logits."))}
-    return not are_numbers(artefact.labels) and rows == {"head.weight", "head.bias"}
+    """Whether classes can be carried over by name: they have names, and each a row of the head, with none before it."""
+    hidden = any(name.startswith("pre_logits.") for name in artefact.state)
+    return bool(artefact.labels) and not are_numbers(artefact.labels) and not hidden
 
 
 def wished(config: "ModelConfig", wish: Wish, *, classes: int, new_head: bool) -> "ModelConfig":
@@ -102,37 +101,18 @@ def wished(config: "ModelConfig", wish: Wish, *, classes: int, new_head: bool) -
     )
 
 
-def fed(old: "Preprocessing", config: "ModelConfig") -> "Preprocessing":
-    """The preprocessing at the model's size; other channels all have the mean of the old ones."""
-    from vitkit.core.shapes import pair
-
-    found = old if pair(old.image_size) == pair(config.image_size) else replace(old, image_size=config.image_size)
-    if config.channels == found.channels:
-        return found
-    mean, deviation = (sum(numbers) / len(numbers) for numbers in (found.mean, found.deviation))
-    return replace(found, channels=config.channels, mean=(mean,), deviation=(deviation,))
-
-
-def feeding_changes(old: "Preprocessing", new: "Preprocessing") -> list[str]:
-    """What became of the preprocessing, in words."""
-    from vitkit.cli.describing import sides
-
-    changes = []
-    if old.image_size != new.image_size:
-        changes.append(f"preprocessing: images of {sides(old.image_size)} → {sides(new.image_size)}")
-    if old.channels != new.channels:
-        changes.append(f"preprocessing: {old.channels} channels → {new.channels}, of one mean and deviation")
-    return changes
-
-
 def read_labels(path: Path) -> tuple[str, ...]:
-    """The labels in a file: a JSON list, or a line for each class."""
+    """The labels in a file, a JSON list or a line for each class; or those of a trained model, or of a data set."""
+    from vitkit.checkpoints.native import LABELS
     from vitkit.core.errors import ConfigError
 
+    if path.is_dir() and not (path / LABELS).is_file():
+        return labels_of_images(path)
     try:
-        text = path.read_text(encoding="utf-8-sig")
+        text = (path / LABELS if path.is_dir() else path).read_text(encoding="utf-8-sig")
     except FileNotFoundError as error:
-        raise ConfigError(f"{path}: no such file", hint="--labels names a file with a class on each line") from error
+        hint = "--labels names a file with a class on each line, the folder of a run, or one of images"
+        raise ConfigError(f"{path}: no such file", hint=hint) from error
     except ValueError as error:
         raise ConfigError(f"{path}: not a text in UTF-8") from error
     if text.lstrip().startswith("["):
@@ -150,3 +130,15 @@ def read_labels(path: Path) -> tuple[str, ...]:
     if repeated := [name for name, count in Counter(names).items() if count > 1]:
         raise ConfigError(f"{path}: two classes are called {repeated[0]}", hint="each class needs a name of its own")
     return names
+
+
+def labels_of_images(folder: Path) -> tuple[str, ...]:
+    """The classes of a data set, in the order that training on it gives them."""
+    from vitkit.core.errors import ConfigError
+    from vitkit.data.sources.detect import open_data
+
+    found = open_data(folder)
+    if not found.classes:
+        hint = "give each class a folder, or name a file with a class on each line"
+        raise ConfigError(f"{folder}: its images have no classes", hint=hint)
+    return tuple(found.classes)

@@ -1,6 +1,7 @@
 """`vitkit weights`: weights of any origin go in; what they are, or the same in another format or shape, comes out."""
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
@@ -8,11 +9,13 @@ from typing import Literal
 import click
 
 from vitkit.cli.comparing import comparison_as_json, comparison_in_words
-from vitkit.cli.converting import changed, check_out, left_behind, write
+from vitkit.cli.converting import changed, check_out, done_otherwise, read_back, write
 from vitkit.cli.cost import Size, SizeParameter
 from vitkit.cli.describing import (
     OUR_TITLE,
+    OURS,
     describe,
+    explaining,
     find_format,
     load,
     place_of,
@@ -21,11 +24,17 @@ from vitkit.cli.describing import (
 from vitkit.cli.output import print_json, print_sections, result_console, safe_text, talk_console
 
 DISAGREES = 1
+NAMES = (
+    "vitkit, google, big_vision, bit, timm, deit, mae, dinov2, dinov3, torchvision, huggingface, huggingface-deit, "
+    "huggingface-mae, huggingface-dinov2"
+)
+"""Every format, in the help, which must not import the table of them."""
+FILE_ENDINGS = (".safetensors", ".npz", ".pth", ".pt", ".bin", ".ckpt")
 
 file_argument = click.argument("file", type=click.Path(path_type=Path))
 out_argument = click.argument("out", type=click.Path(path_type=Path))
 format_option = click.option(
-    "--format", "format_name", metavar="NAME", help="The file's format, where it is not found right by itself."
+    "--format", "format_name", metavar="NAME", help=f"The format of FILE, should it be found wrong: {NAMES}."
 )
 force_option = click.option("--force", is_flag=True, help="Write over what is at OUT.")
 json_option = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
@@ -43,7 +52,7 @@ def command() -> None:
 # info
 
 
-@command.command("info")
+@command.command("info", short_help="What is in a file: format, model, sizes, what is missing.")
 @file_argument
 @format_option
 @json_option
@@ -67,11 +76,11 @@ def info(file: Path, format_name: str | None, as_json: bool) -> None:
 # convert
 
 
-@command.command("convert")
+@command.command("convert", short_help="The same model in another format.")
 @file_argument
 @out_argument
 @click.argument("settings", nargs=-1, metavar="[SECTION.KEY=VALUE]...")
-@click.option("--to", "to_name", required=True, metavar="FORMAT", help="vitkit, timm, huggingface, google …")
+@click.option("--to", "to_name", required=True, metavar="FORMAT", help=f"One of {NAMES}.")
 @format_option
 @force_option
 @json_option
@@ -95,18 +104,19 @@ def convert(
     vitkit weights convert b16 b16.pth --to torchvision block.activation=gelu_erf
     """
     to = find_format(to_name)
-    check_out(
-        out, file=place_of(file, format=format_name), force=force, as_folder=to is None or to.writes == "safetensors"
-    )
+    as_folder = to is None or to.writes == "safetensors"
+    check_place(out, file=file, format_name=format_name, force=force, as_folder=as_folder)
     found, artefact = load(file, format=format_name)
     talk(f"read {found.place}: {found.title}, {found.name}")
     config, changes = changed(artefact, settings, place=file)
     artefact = replace(artefact, config=config)
-    write(to, out, artefact)
-    lost = left_behind(to, out, artefact)
+    put(out, lambda place: write(to, place, artefact), as_folder=as_folder)
+    again = read_back(to, out, artefact)
+    lost, differs = list(again.lost), [*done_otherwise(to, artefact), *again.settings]
     if as_json:
         origin = {"file": str(file), "from": found.format, "out": str(out), "to": to_name, "model": found.name}
-        print_json(origin | {"tensors": len(artefact.state), "changes": changes, "lost": lost, "notes": [*found.notes]})
+        left = {"changes": changes, "lost": lost, "differs": differs, "notes": [*found.notes]}
+        print_json(origin | {"tensors": len(artefact.state)} | left)
         return
     rows = [
         ("from", f"{found.place}, {found.title}"),
@@ -115,6 +125,7 @@ def convert(
         *(("note", note) for note in found.notes),
         *(("changed", change) for change in changes),
         *(("lost", loss) for loss in lost),
+        *(("differs", difference) for difference in differs),
     ]
     print_sections({f"Written: {out}": rows})
 
@@ -122,11 +133,13 @@ def convert(
 # diff
 
 
-@command.command("diff")
+@command.command("diff", short_help="In what two models differ, whatever their formats.")
 @click.argument("a", type=click.Path(path_type=Path))
 @click.argument("b", type=click.Path(path_type=Path))
+@click.option("--format-a", metavar="NAME", help="The format of A, should it be found wrong.")
+@click.option("--format-b", metavar="NAME", help="The format of B, should it be found wrong.")
 @json_option
-def diff(a: Path, b: Path, as_json: bool) -> None:
+def diff(a: Path, b: Path, format_a: str | None, format_b: str | None, as_json: bool) -> None:
     """Compare the models in A and B, whatever their formats: every tensor under vitkit's name, and the rest.
 
     \b
@@ -135,9 +148,11 @@ def diff(a: Path, b: Path, as_json: bool) -> None:
     """
     from vitkit.checkpoints.compare import compare
 
-    for path in (a, b):
-        place_of(path)  # before time is spent on the other
-    (first, one), (second, other) = (load(path, format=None) for path in (a, b))
+    pairs = ((a, format_a), (b, format_b))
+    for path, name in pairs:  # before time is spent on the other
+        find_format(name)
+        place_of(path, format=name)
+    (first, one), (second, other) = (load(path, format=name) for path, name in pairs)
     for each in (first, second):
         talk(f"read {each.place}: {each.title}, {each.name}")
     found = compare(one, other)
@@ -151,14 +166,18 @@ def diff(a: Path, b: Path, as_json: bool) -> None:
 # adapt
 
 
-@command.command("adapt")
+@command.command("adapt", short_help="The model for other images, patches, channels or classes.")
 @file_argument
 @out_argument
-@click.option("--image-size", type=SizeParameter(), help="384, or 224x320 for height and width.")
-@click.option("--patch-size", type=SizeParameter(), help="Kernels are resized so that patches mean the same.")
-@click.option("--channels", type=click.IntRange(min=1), help="1 for grey images, 4 with one more band …")
+@click.option("--image-size", type=SizeParameter(), help="384, or 224x320; positions are resampled.")
+@click.option("--patch-size", type=SizeParameter(), help="8, or 8x16; the kernel is resized.")
+@click.option("--channels", type=click.IntRange(min=1), help="1, 4, …; grey pictures keep their answers.")
 @click.option("--classes", type=click.IntRange(min=0), help="A new head, zero, of so many classes; 0 for none.")
-@click.option("--labels", type=click.Path(path_type=Path), help="Names of classes, a line each; known ones are kept.")
+@click.option(
+    "--labels",
+    type=click.Path(path_type=Path),
+    help="Names of classes: a file with a line each, a run, or a folder of images. Known ones keep their weights.",
+)
 @click.option("--pooling", type=click.Choice(["class", "mean"]), help="What the head reads: the token, or the mean.")
 @format_option
 @force_option
@@ -181,6 +200,7 @@ def adapt(  # noqa: PLR0913, PLR0917  each is an option that users type
     \b
     vitkit weights adapt ViT-B_16.npz b16-384 --image-size 384
     vitkit weights adapt ViT-B_16.npz grey --channels 1 --classes 10
+    vitkit weights adapt runs/photos more --labels new-photos/
     """
     from vitkit.checkpoints import native
     from vitkit.cli.reshaping import Wish, read_labels, reshape
@@ -195,11 +215,11 @@ def adapt(  # noqa: PLR0913, PLR0917  each is an option that users type
         labels=None if labels is None else read_labels(labels),
         pooling=pooling,
     )
-    check_out(out, file=place_of(file, format=format_name), force=force, as_folder=True)
+    check_place(out, file=file, format_name=format_name, force=force, as_folder=True)
     found, artefact = load(file, format=format_name)
     talk(f"read {found.place}: {found.title}, {found.name}")
     made = reshape(artefact, wish)
-    native.save(out, made.artefact)
+    put(out, lambda place: native.save(place, made.artefact), as_folder=True)
     config = made.artefact.config
     if as_json:
         sizes = {"image_size": config.image_size, "classes": config.classes, "channels": config.channels}
@@ -216,7 +236,7 @@ def adapt(  # noqa: PLR0913, PLR0917  each is an option that users type
 # verify
 
 
-@command.command("verify")
+@command.command("verify", short_help="Whether a model answers as it did where it comes from.")
 @file_argument
 @format_option
 @json_option
@@ -229,26 +249,61 @@ def verify(file: Path, format_name: str | None, as_json: bool) -> None:
     vitkit weights verify b16
     vitkit weights verify vit_base_patch16_224.safetensors --json
     """
+    from vitkit.checkpoints.foreign import FORMATS
     from vitkit.checkpoints.verify import verify as run
 
     find_format(format_name)
-    found = run(place_of(file, format=format_name), format=format_name)
+    place = place_of(file, format=format_name)
+    with explaining(place, format=format_name):
+        found = run(place, format=format_name)
+    titles = {known.name: known.title for known in FORMATS} | {OURS: OUR_TITLE}
     difference = found.max_difference if found.max_difference is None or math.isfinite(found.max_difference) else None
     compared = found.max_difference is not None
     if as_json:
+        origin = {"file": str(file), "format": found.format, "model": found.model}
         verdict = {"max_difference": difference, "against": found.against, "tolerance": found.tolerance}
-        print_json({"file": str(file)} | verdict | {"agrees": found.agrees})
+        print_json(origin | verdict | {"agrees": found.agrees})
     else:
-        rows = [("compared with" if compared else "not compared", found.against)]
+        rows = [
+            ("format", f"{titles[found.format]} ({found.format})"),
+            ("model", found.model),
+            ("compared with" if compared else "not compared", found.against),
+        ]
         if compared:
             largest = "not a finite number" if difference is None else f"{difference:.2g}"
             rows += [
-                ("largest difference", f"{largest}, where {found.tolerance:g} is allowed"),
+                ("largest difference", f"{largest}, where {found.tolerance:.2g} is allowed"),
                 ("verdict", "agrees" if found.agrees else "does not agree"),
             ]
         print_sections({str(file): rows})
     if compared and not found.agrees:
         click.get_current_context().exit(DISAGREES)
+
+
+# Places
+
+
+def check_place(out: Path, *, file: Path, format_name: str | None, force: bool, as_folder: bool) -> None:
+    """Refuse what cannot be read or written before time is spent, and a folder under the name of a file."""
+    from vitkit.core.errors import WeightsError
+
+    find_format(format_name)
+    check_out(out, file=place_of(file, format=format_name), force=force, as_folder=as_folder)
+    if as_folder and out.suffix in FILE_ENDINGS:
+        raise WeightsError(
+            f"{out}: this would be a folder, with configuration and preprocessing beside the weights",
+            hint=f"name it {out.with_suffix('')}",
+        )
+
+
+def put(out: Path, fill: Callable[[Path], None], *, as_folder: bool) -> None:
+    """Let a model be written at OUT, whole or not at all; what was there is written over file by file."""
+    from vitkit.core.files import commit_folder
+
+    if as_folder and not (out.exists() or out.is_symlink()):
+        commit_folder(out, fill)
+    else:
+        fill(out)
 
 
 # Words

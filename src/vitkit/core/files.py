@@ -1,9 +1,11 @@
 """Bytes or a folder of files go in, and appear under their name whole or not at all: written aside, synced, renamed."""
 
+import errno
 import hashlib
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 
@@ -16,23 +18,36 @@ def write_bytes(path: Path | str, content: bytes) -> None:
     ...     Path(folder, "labels.json").read_bytes()
     b'[]'
     """
-    path = Path(path)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with temporary.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-    sync_folder(path.parent)
+    with written_aside(path) as temporary:
+        temporary.write_bytes(content)
 
 
 def write_text(path: Path | str, content: str) -> None:
     """Write a text in UTF-8 that is never seen half-written."""
     write_bytes(path, content.encode())
+
+
+@contextmanager
+def written_aside(path: Path | str) -> Iterator[Path]:
+    """A path to write a file to; it gets its own name at the end of the block, if there was no error, or never was.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     with written_aside(Path(folder, "large")) as aside, aside.open("wb") as file:
+    ...         count = file.write(b"piece by piece")
+    ...     [path.name for path in Path(folder).iterdir()]
+    ['large']
+    """
+    path = Path(path)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        yield temporary
+        sync_file(temporary)
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    sync_folder(path.parent)
 
 
 def commit_folder(path: Path | str, fill: Callable[[Path], None]) -> None:
@@ -99,5 +114,8 @@ def sha256(path: Path | str) -> str:
     ...     sha256(Path(folder, "empty"))[:12]
     'e3b0c44298fc'
     """
-    with Path(path).open("rb") as file:
+    path = Path(path)
+    if not path.is_file():  # a pipe would wait for ever
+        raise FileNotFoundError(errno.ENOENT, "not a file", str(path))
+    with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

@@ -20,10 +20,13 @@ from torch.nn.functional import interpolate
 from vitkit.core.config import from_mapping, to_mapping
 from vitkit.core.errors import ConfigError, InputError, UnknownNameError, WeightsError, check_positive, did_you_mean
 from vitkit.core.shapes import Float, Size, Tensor, pair
+from vitkit.data import image_processors
+from vitkit.data.image_processors import IMAGENET_DEVIATION, IMAGENET_MEAN
 from vitkit.data.source import Picture
 
 Filter = Literal["nearest", "bilinear", "bicubic", "lanczos"]
 Resize = Literal["squash", "squash_crop", "crop"]
+Rounding = Literal["even", "down"]
 Box = tuple[int | float, int | float, int | float, int | float]
 """(left, top, right, bottom) in pixels, as Pillow has it."""
 
@@ -45,6 +48,7 @@ class Preprocessing:
     image_size / crop_share rounded down, then the centre: DeiT, timm, torchvision) or "squash_crop" (both sides to
     image_size / crop_share, then the centre: the paper's few-shot probe). Without `antialias`, bilinear pixels are
     those of `tf.image.resize`: four neighbours however far the image shrinks, not rounded to integers.
+    `crop_rounding` says where the middle of an odd border begins: at the even pixel, or "down" for Hugging Face's.
     A `mean` or `deviation` of one number, as shares of 255, stands for all channels.
 
     >>> Preprocessing(resize="crop", crop_share=0.9).resized
@@ -57,6 +61,7 @@ class Preprocessing:
     crop_share: float = 0.875
     filter: Filter = "bilinear"
     antialias: bool = True
+    crop_rounding: Rounding = "even"
     mean: tuple[float, ...] = (0.5, 0.5, 0.5)
     deviation: tuple[float, ...] = (0.5, 0.5, 0.5)
 
@@ -116,7 +121,7 @@ class Preprocessing:
         check_channels(picture, channels=self.channels)
         if self.antialias:
             return planes(self.framed(picture))
-        left, top, right, bottom = _centre(self.resized, pair(self.image_size))
+        left, top, right, bottom = _centre(self.resized, pair(self.image_size), self.crop_rounding)
         return sampled(planes(picture), self.resized)[:, top:bottom, left:right].copy()
 
     def framed(self, picture: Picture) -> Picture:
@@ -126,12 +131,12 @@ class Preprocessing:
         resized = _covering((height, width), self.resized) if self.resize == "crop" else self.resized
         if resized != target and math.prod(resized) > _MOST_BEFORE_CROP:
             # A strip: only its middle is resized. The same but for the rounding of where that middle begins.
-            left, top, right, bottom = _centre(resized, target)
+            left, top, right, bottom = _centre(resized, target, self.crop_rounding)
             down, across = height / resized[0], width / resized[1]
             box = (left * across, top * down, min(right * across, width), min(bottom * down, height))
             return crop_resize(picture, box=box, size=target, resampling=self.filter)
         whole = crop_resize(picture, box=(0, 0, width, height), size=resized, resampling=self.filter)
-        return whole if resized == target else crop(whole, box=_centre(resized, target))
+        return whole if resized == target else crop(whole, box=_centre(resized, target, self.crop_rounding))
 
     def normalise(self, pixels: UInt8[Tensor, "B C H W"] | Float[Tensor, "B C H W"]) -> Float[Tensor, "B C H W"]:
         """The batch as the model takes it: (pixels − 255 mean) / (255 deviation), in float32.
@@ -184,7 +189,13 @@ class Preprocessing:
         """
         ours = data.get("vitkit")
         if not isinstance(ours, Mapping):
-            return _from_foreign(data)
+            try:
+                return from_mapping(cls, image_processors.fields(data))
+            except (ValueError, TypeError, ArithmeticError, ConfigError) as error:
+                raise WeightsError(
+                    f"preprocessor_config.json asks for what we cannot do: {error}",
+                    hint="without that file the model is fed as the origin of its format does",
+                ) from error
         found = from_mapping(cls, ours, where="vitkit.")
         for key, value in found.to_hub().items():
             if key != "vitkit" and data.get(key, value) != value:
@@ -197,12 +208,9 @@ class Preprocessing:
         return found
 
 
-_IMAGENET_MEAN = (0.485, 0.456, 0.406)
-_IMAGENET_DEVIATION = (0.229, 0.224, 0.225)
 _PAPER = Preprocessing(antialias=False)
-_IMAGENET = Preprocessing(
-    resize="crop", crop_share=0.875, filter="bicubic", mean=_IMAGENET_MEAN, deviation=_IMAGENET_DEVIATION
-)
+_IMAGENET_SQUASH = Preprocessing(mean=IMAGENET_MEAN, deviation=IMAGENET_DEVIATION)
+_IMAGENET = replace(_IMAGENET_SQUASH, resize="crop", crop_share=0.875, filter="bicubic")
 
 ORIGINS: dict[str, Preprocessing] = {
     "paper": _PAPER,
@@ -211,9 +219,16 @@ ORIGINS: dict[str, Preprocessing] = {
     "deit": _IMAGENET,
     "mae": _IMAGENET,
     "dinov2": _IMAGENET,
+    "dinov3": _IMAGENET_SQUASH,
     "torchvision": replace(_IMAGENET, filter="bilinear"),
+    "huggingface": Preprocessing(),
+    "huggingface_deit": replace(_IMAGENET, resize="squash_crop", crop_rounding="down"),
+    "huggingface_mae": _IMAGENET_SQUASH,
+    "huggingface_dinov2": replace(_IMAGENET, crop_rounding="down"),
 }
-"""What the weights of each origin were evaluated with, at 224 pixels."""
+"""What the weights of each origin were evaluated with, at 224 pixels; DINOv3's are its README's."""
+_WHOLE_FROM = {"timm_augreg": 384, "mae": 225}
+"""From this size on nothing is cut off: so timm configures every AugReg model of 384 pixels, and so MAE's code does."""
 
 
 def preprocessing(origin: str, *, image_size: Size, channels: int = 3) -> Preprocessing:
@@ -228,8 +243,8 @@ def preprocessing(origin: str, *, image_size: Size, channels: int = 3) -> Prepro
         hint = did_you_mean(origin, ORIGINS) or f"known origins: {', '.join(ORIGINS)}"
         raise UnknownNameError(f"there is no preprocessing of {origin!r}", hint=hint)
     found = replace(ORIGINS[origin], image_size=image_size)
-    if origin == "timm_augreg" and min(pair(image_size)) >= 384:
-        found = replace(found, crop_share=1.0)  # as timm configures every AugReg model of 384 pixels
+    if min(pair(image_size)) >= _WHOLE_FROM.get(origin, math.inf):
+        found = replace(found, crop_share=1.0)
     if channels == 3:
         return found
     mean, deviation = sum(found.mean) / 3, sum(found.deviation) / 3
@@ -349,52 +364,8 @@ def _covering(sides: tuple[int, int], target: tuple[int, int]) -> tuple[int, int
     return round(height / ratio), round(width / ratio)
 
 
-def _centre(resized: tuple[int, int], size: tuple[int, int]) -> tuple[int, int, int, int]:
-    """The box of a centre crop, rounded to even as timm and torchvision do."""
-    top, left = (round((whole - part) / 2) for whole, part in zip(resized, size, strict=True))
+def _centre(resized: tuple[int, int], size: tuple[int, int], rounding: Rounding) -> tuple[int, int, int, int]:
+    """The box of a centre crop, rounded to even as timm and torchvision do, or down as transformers does."""
+    half = round if rounding == "even" else math.floor
+    top, left = (half((whole - part) / 2) for whole, part in zip(resized, size, strict=True))
     return left, top, left + size[1], top + size[0]
-
-
-# Hugging Face's keys
-
-
-def _from_foreign(data: Mapping[str, object]) -> Preprocessing:
-    """What a preprocessor_config.json without our section means; what it leaves out is ViTImageProcessor's."""
-    try:
-        mean, deviation = data.get("image_mean", [0.5] * 3), data.get("image_std", [0.5] * 3)
-        if data.get("do_normalize") is False:
-            mean, deviation = [0.0] * 3, [1.0] * 3
-        by_number = {int(number): name for name, number in _RESAMPLING.items()}
-        found = _foreign_frame(data) | {
-            "filter": by_number[data.get("resample", 2)],  # type: ignore[index]  # any other is a KeyError
-            "channels": len(mean),  # type: ignore[arg-type]  # no list, a TypeError
-            "mean": mean,
-            "deviation": deviation,
-        }
-        if data.get("do_resize") is False or abs(float(data.get("rescale_factor", 1 / 255)) * 255 - 1) > 1e-6:  # type: ignore[arg-type]
-            raise ValueError("images are resized, and scaled by 1/255")
-        return from_mapping(Preprocessing, found)
-    except (KeyError, TypeError, ValueError, ArithmeticError, ConfigError) as error:
-        raise WeightsError(f"preprocessor_config.json asks for what we cannot do: {error}") from error
-
-
-def _foreign_frame(data: Mapping[str, object]) -> dict[str, object]:
-    """The keys of Preprocessing that say how a foreign configuration resizes and crops."""
-    size, crop_size, kind = data["size"], data.get("crop_size"), str(data.get("image_processor_type", ""))
-    if isinstance(size, int):
-        shortest = kind.startswith(("Bit", "CLIP", "ConvNext"))
-        size = {"shortest_edge": size} if shortest else {"height": size, "width": size}
-    if isinstance(crop_size, int):
-        crop_size = {"height": crop_size, "width": crop_size}
-    if not isinstance(size, dict):
-        raise TypeError("size is a number or sides")
-    if isinstance(crop_size, dict) and data.get("do_center_crop", True):
-        side, whole = crop_size["height"], size.get("shortest_edge", size.get("height"))
-        share = side / whole
-        while math.floor(side / share) < whole:  # 224 / (224 / 248) may fall short of 248 by rounding
-            share = math.nextafter(share, 0.0)
-        resize = "crop" if "shortest_edge" in size else "squash_crop"
-        return {"image_size": [side, crop_size["width"]], "resize": resize, "crop_share": share}
-    if "shortest_edge" in size:  # ConvNeXt's way to ask for a crop
-        return {"image_size": size["shortest_edge"], "resize": "crop", "crop_share": data["crop_pct"]}
-    return {"image_size": [size["height"], size["width"]], "resize": "squash"}

@@ -5,18 +5,17 @@ script run but its one, nor anything be fetched.
 """
 
 import base64
-import hashlib
 import html
 import io
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from importlib import resources
 
 import numpy as np
 from PIL import Image
 
 from vitkit.evaluate.judgement import ClassJudgement, Judgement
 from vitkit.evaluate.plots import Panel, bar, escape, heatmap, line_chart, name_tag, reliability, visible
+from vitkit.evaluate.shell import asset, document
 
 __all__ = ["ComparisonRow", "DataDescription", "Panel", "RunReport", "ShownMistake", "render", "thumbnail"]
 
@@ -120,36 +119,12 @@ def render(report: RunReport) -> str:
         ("configuration", "Configuration", _configuration(report)),
         *([("next", "Next steps", _next_steps(report.next_steps))] if report.next_steps else []),
     ]
-    links = "".join(f'<a href="#{name}">{title}</a>' for name, title, _ in sections)
-    body = "".join(
-        f'<section id="{name}" aria-labelledby="{name}-title"><h2 id="{name}-title">{title}</h2>{content}</section>'
-        for name, title, content in sections
-    )
-    lead = f"{escape(report.model)} on <bdi>{escape(report.data.place)}</bdi> ({escape(report.data.kind)})"
-    return (
-        f"{_head(report.title)}<body><header><h1><bdi>{escape(report.title, limit=120)}</bdi></h1>"
-        f'<p class="lead">{lead}</p><nav aria-label="Sections">{links}</nav></header>'
-        f"<main>{_cards(report, judged)}{_notices(report, judged)}{body}</main>"
-        f"<footer>Made by vitkit. This page is one file and needs no network.</footer>"
-        f"<script>{_asset('report.js')}</script></body></html>\n"
-    )
-
-
-def _asset(name: str) -> str:
-    return resources.files("vitkit.evaluate").joinpath("assets", name).read_text(encoding="utf-8")
-
-
-def _head(title: str) -> str:
-    script = base64.b64encode(hashlib.sha256(_asset("report.js").encode()).digest()).decode()
-    policy = (
-        f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'sha256-{script}'; "
-        "base-uri 'none'; form-action 'none'"
-    )
-    return (
-        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
-        f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{escape(title, limit=120)}</title><style>{_asset('report.css')}</style></head>"
+    return document(
+        title=report.title,
+        lead=f"{escape(report.model)} on <bdi>{escape(report.data.place)}</bdi> ({escape(report.data.kind)})",
+        top=f"{_cards(report, judged)}{_notices(report, judged)}",
+        sections=sections,
+        script=asset("report.js"),
     )
 
 

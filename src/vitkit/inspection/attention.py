@@ -9,9 +9,8 @@ from typing import cast
 
 import torch
 
-from vitkit.core.errors import InputError
 from vitkit.core.shapes import Float, Int, Tensor
-from vitkit.inspection.applies import needs_attention
+from vitkit.inspection.applies import needs_attention, needs_classes
 from vitkit.model.encoder import Keep
 from vitkit.model.vit import ViT
 from vitkit.zoo.lookup import Model
@@ -78,9 +77,7 @@ def relevance(
     >>> relevance(model, torch.rand(2, 3, 64, 64), classes=torch.tensor([3, 7])).shape
     torch.Size([2, 4, 4])
     """
-    vit = needs_attention(model)
-    if vit.config.classes == 0:
-        raise InputError("the model has no classes to explain", expected="a model with a head", got="features only")
+    vit = needs_classes(model)
     depth = len(vit.blocks)
     with torch.no_grad():
         tokens = vit.embed(images)

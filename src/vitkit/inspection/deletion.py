@@ -4,7 +4,7 @@ import torch
 
 from vitkit.core.errors import InputError
 from vitkit.core.shapes import Float, Int, Tensor
-from vitkit.inspection.applies import needs_attention
+from vitkit.inspection.applies import needs_removable_patches
 from vitkit.zoo.lookup import Model
 
 
@@ -28,7 +28,7 @@ def deletion_curve(
     >>> deletion_curve(model, torch.rand(2, 3, 64, 64), torch.rand(2, 4, 4), steps=4).shape
     torch.Size([2, 4])
     """
-    vit = needs_attention(model)
+    vit = needs_removable_patches(model)
     patches = vit.config.patches
     if not 1 <= steps <= patches:
         raise InputError("patches cannot be left out in so many steps", expected=f"1 to {patches}", got=steps)

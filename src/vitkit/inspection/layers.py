@@ -3,9 +3,8 @@
 import torch
 from torch.nn import functional
 
-from vitkit.core.errors import InputError
 from vitkit.core.shapes import Float, Tensor
-from vitkit.inspection.applies import needs_attention
+from vitkit.inspection.applies import needs_classes
 from vitkit.model.encoder import Keep
 from vitkit.model.resnet import BiT
 from vitkit.zoo.lookup import Model
@@ -24,21 +23,24 @@ def layer_predictions(model: Model, images: Float[Tensor, "B C H W"]) -> Float[T
     >>> lens.shape, bool(torch.allclose(lens[:, -1], model(images), atol=1e-5))
     (torch.Size([2, 12, 5]), True)
     """
-    vit = needs_attention(model)
-    if vit.config.classes == 0:
-        raise InputError("the model has no classes to predict", expected="a model with a head", got="features only")
+    vit = needs_classes(model)
     outputs = vit.encode(vit.embed(images), keep=Keep(outputs=range(len(vit.blocks)))).outputs
     return torch.stack([vit.head(vit.pool(outputs[layer])) for layer in range(len(vit.blocks))], dim=1)
 
 
 @torch.no_grad()
 def layer_similarity(
-    model: Model, images: Float[Tensor, "B C H W"], *, other: Model | None = None
+    model: Model,
+    images: Float[Tensor, "B C H W"],
+    *,
+    other: Model | None = None,
+    other_images: Float[Tensor, "B C2 H2 W2"] | None = None,
 ) -> Float[Tensor, "layers layers2"]:
     """Linear CKA (Kornblith and others, 2019) between the layers of a model, or of two: 1 where they say the same.
 
-    It is measured on patches, spread evenly over all images where there are more than 2048. Two models must take the
-    same images; where their grids differ, both are averaged over the cells of the coarser one.
+    It is measured on patches, spread evenly over all images where there are more than 2048. The other model sees
+    `other_images`, the same ones prepared in its way, or these; where grids differ, all are averaged over the cells of
+    the coarsest.
 
     >>> import vitkit
     >>> similar = layer_similarity(vitkit.create("Ti/16", image_size=64), torch.rand(2, 3, 64, 64))
@@ -46,7 +48,7 @@ def layer_similarity(
     (torch.Size([12, 12]), 1.0)
     """
     ours = layer_maps(model, images)
-    theirs = ours if other is None else layer_maps(other, images)
+    theirs = ours if other is None else layer_maps(other, images if other_images is None else other_images)
     rows = min(each.shape[2] for each in (*ours, *theirs))
     grid = (rows, min(each.shape[3] for each in (*ours, *theirs)))
     mine = [_gram(each, grid) for each in ours]

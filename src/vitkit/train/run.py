@@ -15,9 +15,10 @@ from pathlib import Path
 
 import torch
 
+from vitkit.checkpoints.adapt import with_channels
 from vitkit.checkpoints.foreign import load
 from vitkit.checkpoints.native import Artefact
-from vitkit.core.errors import ConfigError, TrainingError
+from vitkit.core.errors import TrainingError
 from vitkit.core.shapes import pair
 from vitkit.core.stopping import Stop, Stopped
 from vitkit.data.augment import check_augment
@@ -70,7 +71,8 @@ def run(config: RunConfig, out: Path | str, *, watcher: Watcher | None = None, s
             return Result(folder, summary, was_finished=True)
 
         workers = worker_count(config, ranks)
-        pretrained = load(config.model.weights) if config.model.weights else None
+        weights, channels = config.model.weights, config.data.channels
+        pretrained = starting_point(weights, channels=channels, watcher=watcher) if weights else None
         check(config, pretrained=pretrained, ranks=ranks)
         try:
             images = find_images(config.data, folder=folder, ranks=ranks, workers=workers, watcher=watcher, stop=stop)
@@ -173,18 +175,22 @@ def give_back(folder: RunFolder) -> None:
         file.unlink(missing_ok=True)
 
 
+def starting_point(weights: str, *, channels: int, watcher: Watcher) -> Artefact:
+    """The trained model to begin from, for images of the channels that this run has."""
+    pretrained = load(weights)
+    if pretrained.config.channels == channels:
+        return pretrained
+    fitted, changes = with_channels(pretrained, channels)
+    for change in changes:
+        watcher.say(change)
+    return fitted
+
+
 def check(config: RunConfig, *, pretrained: Artefact | None, ranks: Ranks) -> None:
     """Find mistakes in the settings at once, not after hours of looking at images."""
     channels, schedule = config.data.channels, config.schedule
     check_augment(config.augment, channels=channels)
     Share(batch_size=schedule.batch_size, ranks=ranks.ranks, accumulate=schedule.accumulate)
-    if pretrained and pretrained.config.channels != channels:
-        raise ConfigError(
-            "the weights are for images of other channels",
-            expected=f"data.channels={pretrained.config.channels}",
-            got=f"data.channels={channels}",
-            hint=f"set channels={pretrained.config.channels}",
-        )
     model = choose_model(config, classes=pretrained.config.classes if pretrained else 2, pretrained=pretrained)
     choose_preprocessing(config, model, pretrained)
 

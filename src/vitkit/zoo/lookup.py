@@ -21,7 +21,8 @@ Model = ViT | BiT
 def find(name: str) -> Variant:
     """The variant of that name or alias, in any case; an alias's image size is put into its configuration.
 
-    What follows a dot in a timm name tells weights apart, not models.
+    What follows a dot in a timm name tells weights apart, not models; so does `-in21k`, and the model is one of 1,000
+    classes. How many classes such weights have, if any, depends on who wrote the file, and loading follows the file.
 
     >>> find("b/16").name, find("google/vit-base-patch16-384").config.image_size
     ('B/16', 384)

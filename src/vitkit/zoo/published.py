@@ -300,7 +300,7 @@ _DINOV2_SIZES = {
 def _google_21k(name: str, model: str) -> Published:
     """Without a classifier; the layer before the logits is there, as the pooler."""
     settings = (f"head.pre_logits={_WIDTHS[model]}",)
-    return _hub(f"hub:google/{name}-in21k", model, _VIT, "paper", classes=0, settings=settings)
+    return _hub(f"hub:google/{name}-in21k", model, _VIT, "huggingface", classes=0, settings=settings)
 
 
 def _dinov2(size: str, *, registers: bool) -> tuple[Published, Published]:
@@ -311,7 +311,7 @@ def _dinov2(size: str, *, registers: bool) -> tuple[Published, Published]:
     folder = f"https://dl.fbaipublicfiles.com/dinov2/dinov2_vit{letter}14"
     file = f"{folder}/dinov2_vit{letter}14_{'reg4_' if registers else ''}pretrain.pth"
     return (
-        _hub(hub, model, _DINOV2, "dinov2", image_size=518, classes=0, settings=settings, input_size=224),
+        _hub(hub, model, _DINOV2, "huggingface_dinov2", image_size=518, classes=0, settings=settings, input_size=224),
         _hub(file, model, "dinov2", "dinov2", image_size=518, classes=0, settings=settings, input_size=224),
     )
 
@@ -321,7 +321,8 @@ def _deit(name: str, digest: str, model: str, top1: float) -> tuple[Published, P
     distilled, image_size = "distilled" in name, int(name[-3:])
     settings = _DISTILLED if distilled else ()
     file = f"https://dl.fbaipublicfiles.com/deit/deit_{name.replace('-', '_')}-{digest}.pth"
-    on_hub = _hub(f"hub:facebook/deit-{name}", model, _DEIT if distilled else _VIT, "deit", image_size=image_size)
+    as_there = _DEIT if distilled else _VIT
+    on_hub = _hub(f"hub:facebook/deit-{name}", model, as_there, "huggingface_deit", image_size=image_size)
     return (
         replace(on_hub, top1=_share(top1), settings=settings),
         _hub(file, model, "deit", "deit", image_size=image_size, top1=top1, settings=settings),
@@ -332,19 +333,19 @@ def _mae(size: str, model: str, top1: float) -> tuple[Published, ...]:
     folder = "https://dl.fbaipublicfiles.com/mae"
     tuned = f"{folder}/finetune/mae_finetuned_vit_{size}.pth"
     return (
-        _hub(f"hub:facebook/vit-mae-{size}", model, _MAE, "mae", classes=0),
+        _hub(f"hub:facebook/vit-mae-{size}", model, _MAE, "huggingface_mae", classes=0),
         _hub(f"{folder}/pretrain/mae_pretrain_vit_{size}.pth", model, "mae", "mae", classes=0),
         _hub(tuned, model, "mae", "mae", top1=top1, settings=_AVERAGED),
     )
 
 
 _HUGGING_FACE = (
-    _hub("hub:google/vit-base-patch16-224", "B/16", _VIT, "paper"),
-    _hub("hub:google/vit-base-patch16-384", "B/16", _VIT, "paper", image_size=384),
-    _hub("hub:google/vit-base-patch32-384", "B/32", _VIT, "paper", image_size=384),
-    _hub("hub:google/vit-large-patch16-224", "L/16", _VIT, "paper"),
-    _hub("hub:google/vit-large-patch16-384", "L/16", _VIT, "paper", image_size=384),
-    _hub("hub:google/vit-large-patch32-384", "L/32", _VIT, "paper", image_size=384),
+    _hub("hub:google/vit-base-patch16-224", "B/16", _VIT, "huggingface"),
+    _hub("hub:google/vit-base-patch16-384", "B/16", _VIT, "huggingface", image_size=384),
+    _hub("hub:google/vit-base-patch32-384", "B/32", _VIT, "huggingface", image_size=384),
+    _hub("hub:google/vit-large-patch16-224", "L/16", _VIT, "huggingface"),
+    _hub("hub:google/vit-large-patch16-384", "L/16", _VIT, "huggingface", image_size=384),
+    _hub("hub:google/vit-large-patch32-384", "L/32", _VIT, "huggingface", image_size=384),
     _google_21k("vit-base-patch16-224", "B/16"),
     _google_21k("vit-base-patch32-224", "B/32"),
     _google_21k("vit-large-patch16-224", "L/16"),

@@ -12,7 +12,7 @@ import stat
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NoReturn
 
 import torch
 
@@ -33,6 +33,8 @@ MOST_BRACKETS = 4 * MOST_TENSORS
 """A header has three for each tensor. A megabyte of empty lists is parsed into a hundred, and takes a second."""
 MOST_DEPTH = 32
 """How deep a config.json may be: they are two or three levels deep."""
+MOST_SAID = {"depth": 1_000, "units": 1_000, "image_size": 100_000, "registers": 10_000}
+"""What a configuration may say, by key: a model is built layer by layer, and a picture is resized before it is seen."""
 SHORT = reprlib.Repr()
 SHORT.maxlevel, SHORT.maxtuple, SHORT.maxlist = 2, MOST_AXES, MOST_AXES
 """A tuple of one tuple twice, and so on forty times, is small in a file; its plain representation is endless."""
@@ -178,8 +180,12 @@ def parsed_json(content: bytes, *, where: Path | str) -> Any:
 
     if content.count(b"[") + content.count(b"{") > MOST_BRACKETS:
         raise refusal(where, "holds too many lists", expected=f"at most {MOST_BRACKETS:,}")
+
+    def no_number(text: str) -> NoReturn:
+        raise refusal(where, f"holds {text}, which is no number")
+
     try:
-        return json.loads(content.decode(), object_pairs_hook=once)
+        return json.loads(content.decode(), object_pairs_hook=once, parse_constant=no_number)
     except RecursionError as error:
         raise refusal(where, "is nested too deep") from error
     except ValueError as error:
@@ -188,14 +194,20 @@ def parsed_json(content: bytes, *, where: Path | str) -> Any:
 
 def read_json(path: Path, *, most: int = MOST_CONFIG) -> Mapping[str, Any]:
     """The JSON object in a small file."""
+    value = read_value(path, most=most)
+    if not isinstance(value, dict):
+        raise refusal(path, "is not a JSON object", got=brief(type(value).__name__))
+    return value
+
+
+def read_value(path: Path, *, most: int = MOST_CONFIG) -> Any:
+    """What a small file of JSON holds."""
     with open_file(path) as file:
         content = file.read(most + 1)
     if len(content) > most:
         raise refusal(path, "is too long", expected=f"at most {most:,} bytes")
     value = parsed_json(content, where=path)
-    if not isinstance(value, dict):
-        raise refusal(path, "is not a JSON object", got=brief(type(value).__name__))
-    level: list[Any] = [value]
+    level: list[Any] = [value] if isinstance(value, dict | list) else []
     for _ in range(MOST_DEPTH):
         level = [
             inner
@@ -206,3 +218,24 @@ def read_json(path: Path, *, most: int = MOST_CONFIG) -> Mapping[str, Any]:
     if level:
         raise refusal(path, "is nested too deep", expected=f"at most {MOST_DEPTH} levels")
     return value
+
+
+def check_claims(claims: object, *, where: Path | str, key: str = "") -> None:
+    """Refuse a configuration of a size that no model has, before one is built of it.
+
+    >>> check_claims({"depth": 10**9}, where="a.json")
+    Traceback (most recent call last):
+    vitkit.core.errors.WeightsError: a.json: depth is larger than any model's (expected at most 1,000, got 1000000000)
+    """
+    if isinstance(claims, Mapping):
+        for name, claim in claims.items():
+            check_claims(claim, where=where, key=str(name))
+    elif isinstance(claims, list):
+        for claim in claims:
+            check_claims(claim, where=where, key=key)
+    elif isinstance(claims, int | float):
+        most = MOST_SAID.get(key, MOST_ON_AN_AXIS)
+        if not abs(claims) <= most:
+            raise refusal(
+                where, f"{brief(key)} is larger than any model's", expected=f"at most {most:,}", got=brief(claims)
+            )

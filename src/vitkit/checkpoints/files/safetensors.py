@@ -64,6 +64,8 @@ def stored_in_safetensors(file: BinaryIO, *, path: Path, resources: ExitStack) -
 def read_header(file: BinaryIO, *, path: Path) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
     """Shape and element type of each tensor, after each claim was held against the file's size."""
     size = size_of(file)
+    if size < 8:
+        raise refusal(path, "ends before its header", expected="at least 8 bytes", got=size)
     file.seek(0)
     (length,) = struct.unpack("<Q", file.read(8))
     if length > MOST_HEADER:

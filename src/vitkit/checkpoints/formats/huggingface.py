@@ -238,16 +238,16 @@ def _row(family: Family, *, name: str, title: str, origin: str, ignored: Sequenc
 
 _UNREAD = (r"PREFIXembeddings\.mask_token", r"PREFIXpooler\..+", r"decoder\.0\..+")
 
-HF_VIT = _row(VIT, name="huggingface", title="Hugging Face ViT", origin="paper", ignored=_UNREAD)
-HF_DEIT = _row(DEIT, name="huggingface-deit", title="Hugging Face DeiT", origin="deit", ignored=_UNREAD)
+HF_VIT = _row(VIT, name="huggingface", title="Hugging Face ViT", origin="huggingface", ignored=_UNREAD)
+HF_DEIT = _row(DEIT, name="huggingface-deit", title="Hugging Face DeiT", origin="huggingface_deit", ignored=_UNREAD)
 HF_VIT_MAE = _row(
-    VIT_MAE, name="huggingface-mae", title="Hugging Face ViT-MAE", origin="mae", ignored=(r"decoder\..+",)
+    VIT_MAE, name="huggingface-mae", title="Hugging Face ViT-MAE", origin="huggingface_mae", ignored=(r"decoder\..+",)
 )
 HF_DINOV2 = _row(
     DINOV2,
     name="huggingface-dinov2",
     title="Hugging Face DINOv2, with registers or without",
-    origin="dinov2",
+    origin="huggingface_dinov2",
     ignored=_UNREAD[:1],
 )
 FAMILIES = {HF_VIT.name: VIT, HF_DEIT.name: DEIT, HF_VIT_MAE.name: VIT_MAE, HF_DINOV2.name: DINOV2}

@@ -58,6 +58,18 @@ def usual_heads(width: int) -> int:
     return width // 64
 
 
+def tells_heads(config: ViTConfig) -> bool:
+    """Whether a file that does not say how many heads there are would be read with those of the model.
+
+    >>> tells_heads(ViTConfig()), tells_heads(ViTConfig(heads=8)), tells_heads(ViTConfig(width=80, heads=1))
+    (True, False, False)
+    """
+    try:
+        return usual_heads(config.width) == config.heads
+    except WeightsError:
+        return False
+
+
 def square_side(patches: int) -> int:
     """The side of a grid of which a file gives the number of patches alone.
 

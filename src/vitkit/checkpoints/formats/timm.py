@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 
 from vitkit.checkpoints.formats.format import About, Format
+from vitkit.checkpoints.formats.timm_config import architecture
 from vitkit.checkpoints.formats.timm_models import (
     DINOV3_EPS,
     ROTARY_BASE,
@@ -24,6 +25,7 @@ from vitkit.checkpoints.formats.timm_rules import (
 )
 from vitkit.checkpoints.mapping import Rule, Shapes
 from vitkit.model.config import ViTConfig
+from vitkit.model.positions import PositionConfig
 from vitkit.model.resnet import BiTConfig
 from vitkit.zoo.variants import ModelConfig
 
@@ -70,6 +72,10 @@ def _plain_vit(config: ViTConfig) -> str | None:
     return _first(reasons)
 
 
+def _in_words(positions: PositionConfig) -> str:
+    return "no positions" if positions.kind == "none" else f"{positions.kind} positions"
+
+
 def _first(reasons: Mapping[str, bool]) -> str | None:
     return next((reason for reason, holds in reasons.items() if holds), None)
 
@@ -83,8 +89,9 @@ def refused_by_timm(config: ModelConfig) -> str | None:
     resnet = config if isinstance(config, BiTConfig) else config.backbone
     if resnet is not None and resnet.origin != "timm":
         return "a ResNet of Google's numbers"
+    unnamed = "a ResNet that timm has no name for" if architecture(config) is None else None
     if isinstance(config, BiTConfig):
-        return None
+        return unnamed
     tokens, after = config.tokens, config.head.norm == "after_pooling"
     covers_all = config.positions.covers == "all"
     reasons = {
@@ -95,7 +102,7 @@ def refused_by_timm(config: ModelConfig) -> str | None:
         and not (covers_all and config.positions.is_additive),
         "a distillation token, pooled before the norm": tokens.distillation and after,
     }
-    return _refused(config, eps=1e-6) or _first(reasons)
+    return _refused(config, eps=1e-6) or _first(reasons) or unnamed
 
 
 def refused_by_deit(config: ModelConfig) -> str | None:
@@ -105,7 +112,7 @@ def refused_by_deit(config: ModelConfig) -> str | None:
     assert isinstance(config, ViTConfig)
     positions, third = config.positions, config.block.layer_scale is not None
     reasons = {
-        f"{positions.kind} positions": not positions.is_additive,
+        _in_words(positions): not positions.is_additive,
         "mean pooling": config.pooling == "mean",
         "registers": config.tokens.registers > 0,
         "no bias of queries, keys and values": not config.block.attention.qkv_bias,
@@ -114,7 +121,9 @@ def refused_by_deit(config: ModelConfig) -> str | None:
         "a class token with no position": not third and positions.covers == "patches",
         "LayerScale with a distillation token": third and config.tokens.distillation,
     }
-    return _plain_vit(config) or _first(reasons) or _unsaid(config)
+    unlike_mae = config.classes > 0 or third or config.tokens.distillation
+    reason = _plain_vit(config) or _first(reasons) or _unsaid(config)
+    return reason or (None if unlike_mae else "no classifier, because such a file is MAE's")
 
 
 def refused_by_mae(config: ModelConfig) -> str | None:
@@ -124,7 +133,7 @@ def refused_by_mae(config: ModelConfig) -> str | None:
     assert isinstance(config, ViTConfig)
     positions, averaged = config.positions, config.pooling == "mean"
     reasons = {
-        f"{positions.kind} positions": not positions.is_additive,
+        _in_words(positions): not positions.is_additive,
         "mean pooling after the norm": averaged and config.head.norm == "before_pooling",
         "registers": config.tokens.registers > 0,
         "a distillation token": config.tokens.distillation,
@@ -133,7 +142,9 @@ def refused_by_mae(config: ModelConfig) -> str | None:
         "LayerScale": config.block.layer_scale is not None,
         "a class token with no position": positions.covers == "patches",
     }
-    return _plain_vit(config) or _first(reasons) or _unsaid(config)
+    unlike_deit = averaged or not config.classes
+    reason = _plain_vit(config) or _first(reasons) or _unsaid(config)
+    return reason or (None if unlike_deit else "a classifier of the class token, because such a file is DeiT's")
 
 
 def _refused_by_dino(config: ViTConfig) -> str | None:
@@ -151,7 +162,7 @@ def refused_by_dinov2(config: ModelConfig) -> str | None:
         return reason
     assert isinstance(config, ViTConfig)
     reasons = {
-        f"{config.positions.kind} positions": not config.positions.is_additive,
+        _in_words(config.positions): not config.positions.is_additive,
         "a class token with no position": config.positions.covers == "patches",
     }
     return _refused_by_dino(config) or _first(reasons) or _unsaid(config)
@@ -164,7 +175,7 @@ def refused_by_dinov3(config: ModelConfig) -> str | None:
     assert isinstance(config, ViTConfig)
     positions = config.positions
     reasons = {
-        f"{positions.kind} positions": positions.kind != "rotary",
+        _in_words(positions): positions.kind != "rotary",
         f"a rotary base other than {ROTARY_BASE:g}": positions.rotary_base != ROTARY_BASE,
         "the tanh form of GELU": config.block.activation == "gelu_tanh",
     }
@@ -174,11 +185,18 @@ def refused_by_dinov3(config: ModelConfig) -> str | None:
 # The formats
 
 
+DINOV2_PATCH = (14, 14)
+"""By which a backbone of Meta's is known, if somebody has left out its mask token."""
+
+
 def _recognised(shapes: Shapes, about: About) -> str | None:
     """Which of the relatives a file is of, by the first sign that it shows."""
     names = {name: shape for name, (_, shape) in plain(shapes).items()}
     facebook = about.kind == "torch" and about.container == "model" and not about.config
+    patch = names.get("patch_embed.proj.weight", ())[-2:]
+    bare = about.kind == "torch" and about.container is None and not about.config and "head.weight" not in names
     plain_head = "head.weight" in names and "fc_norm.weight" not in names
+    of_deit = plain_head or "dist_token" in names or "blocks.0.gamma_1" in names
     signs = (
         ("timm", holds_bit(names)),
         (None, not {"patch_embed.proj.weight", "blocks.0.norm1.weight"} <= names.keys()),
@@ -187,7 +205,8 @@ def _recognised(shapes: Shapes, about: About) -> str | None:
         ("mae", "decoder_embed.weight" in names),
         ("dinov2", "register_tokens" in names or "blocks.0.mlp.w12.weight" in names),
         ("dinov2", len(names.get("mask_token", ())) == 2),
-        ("deit", facebook and (plain_head or "dist_token" in names)),
+        ("dinov2", bare and "blocks.0.ls1.gamma" in names and patch == DINOV2_PATCH),
+        ("deit", facebook and of_deit),
         ("mae", facebook),
     )
     return next((origin for origin, shown in signs if shown), "timm")
@@ -247,7 +266,7 @@ DINOV2 = Format(
 DINOV3 = Format(
     name="dinov3",
     title="DINOv3 (Meta)",
-    origin="dinov2",
+    origin="dinov3",
     writes="torch",
     recognises=lambda shapes, about: _recognised(shapes, about) == "dinov3",
     describe=lambda shapes, about: _describe(shapes, about, Habits(origin="dinov2", rotary=True, eps=DINOV3_EPS)),

@@ -7,8 +7,11 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from vitkit.checkpoints.formats.format import About
-from vitkit.core.errors import WeightsError
+from vitkit.core.config import from_mapping
+from vitkit.core.errors import ConfigError, WeightsError
 from vitkit.core.shapes import pair
+from vitkit.data.image_processors import IMAGENET_DEVIATION, IMAGENET_MEAN
+from vitkit.data.transforms import Preprocessing
 from vitkit.model.config import ViTConfig
 from vitkit.model.resnet import BiTConfig
 from vitkit.zoo.variants import ModelConfig
@@ -16,6 +19,7 @@ from vitkit.zoo.variants import ModelConfig
 Pooling = Literal["class", "mean", "map"]
 POOLINGS: dict[str, Pooling] = {"token": "class", "avg": "mean", "map": "map"}
 _TIMM_POOL = {pooling: name for name, pooling in POOLINGS.items()}
+_FEEDING = ("input_size", "interpolation", "crop_pct", "crop_mode", "mean", "std")
 
 
 # What it says
@@ -51,6 +55,44 @@ def image_size_told(about: About) -> tuple[int, int] | None:
     return sides[0], sides[1]
 
 
+def preprocessing_told(config: Mapping[str, object]) -> Preprocessing | None:
+    """What timm feeds a model with this config.json, by its defaults where that is silent; None if it is not timm's.
+
+    >>> told = preprocessing_told({"pretrained_cfg": {"crop_pct": 1.0, "crop_mode": "squash"}})
+    >>> told.image_size, told.resize, told.filter
+    ((224, 224), 'squash', 'bicubic')
+    """
+    said = config.get("pretrained_cfg")
+    if said is None and "architecture" in config:
+        said = {key: config[key] for key in _FEEDING if key in config}  # as the first files have it
+    if not said:
+        return None
+    try:
+        return from_mapping(Preprocessing, _fed(said))
+    except (ValueError, TypeError, ArithmeticError, ConfigError) as error:
+        raise WeightsError(f"config.json: pretrained_cfg asks for what we cannot do: {error}") from error
+
+
+def _fed(said: Any) -> dict[str, object]:
+    """The fields of `Preprocessing`, by the rules of timm's `resolve_data_config` and `create_transform`."""
+    if not isinstance(said, Mapping):
+        raise TypeError(f"it is {said}")
+    channels, height, width = said.get("input_size") or (3, 224, 224)
+    share, mode = said.get("crop_pct") or 0.875, said.get("crop_mode") or "center"
+    if mode not in ("center", "squash"):
+        raise ValueError(f"crop_mode is {mode}, neither center nor squash")
+    mean, deviation = said.get("mean") or IMAGENET_MEAN, said.get("std") or IMAGENET_DEVIATION
+    squash: dict[str, object] = {"resize": "squash"} if share == 1 else {"resize": "squash_crop", "crop_share": share}
+    return {
+        "image_size": [height, width],
+        "channels": channels if len(mean) == 1 else len(mean),
+        **({"resize": "crop", "crop_share": share} if mode == "center" else squash),
+        "filter": said.get("interpolation") or "bicubic",
+        "mean": mean,
+        "deviation": deviation,
+    }
+
+
 # What we write
 
 ARCHITECTURES: dict[tuple[int, ...], str] = {
@@ -77,16 +119,15 @@ def timm_config(config: ModelConfig) -> dict[str, object]:
     height, width = pair(config.image_size)
     args: dict[str, object] = {"in_chans": config.channels}
     if isinstance(config, BiTConfig):
-        name, factors = RESNETS.get(config.units, ("", ()))
-        architecture = f"resnetv2_{name}x{config.width_factor}_bit" if config.width_factor in factors else None
         pool, features = "avg", config.width
     else:
-        architecture, pool, features = _architecture(config), _TIMM_POOL[config.pooling], config.width
+        pool, features = _TIMM_POOL[config.pooling], config.width
         args |= model_args(config)
-    if architecture is None:
+    named = architecture(config)
+    if named is None:
         raise WeightsError("timm has no ResNet of this kind to name", hint="its classes can still hold the weights")
     return {
-        "architecture": architecture,
+        "architecture": named,
         "num_classes": config.classes,
         "num_features": features,
         "global_pool": pool,
@@ -95,7 +136,15 @@ def timm_config(config: ModelConfig) -> dict[str, object]:
     }
 
 
-def _architecture(config: ViTConfig) -> str | None:
+def architecture(config: ModelConfig) -> str | None:
+    """The one of timm's architectures that comes nearest; None where timm has no such ResNet, or none under a ViT.
+
+    >>> architecture(BiTConfig()), architecture(BiTConfig(width_factor=2))
+    ('resnetv2_50x1_bit', None)
+    """
+    if isinstance(config, BiTConfig):
+        name, factors = RESNETS.get(config.units, ("", ()))
+        return f"resnetv2_{name}x{config.width_factor}_bit" if config.width_factor in factors else None
     if config.tokens.distillation:
         return "deit_base_distilled_patch16_224" if config.backbone is None else None
     if config.backbone:

@@ -15,6 +15,7 @@ from vitkit.checkpoints.formats.sizes import (
     shape_of,
     size_of,
     square_side,
+    tells_heads,
     usual_heads,
 )
 from vitkit.checkpoints.mapping import Rule, Shapes, same
@@ -127,6 +128,7 @@ def refuses(config: ModelConfig) -> str | None:
             (not block.attention.qkv_bias, "attention without biases"),
             (config.channels != 3, "images of other than 3 channels"),
             (any(height != width for height, width in sides), "images or patches that are not square"),
+            (not tells_heads(config), "a head count that its width does not tell"),
         )
     )
 

@@ -1,0 +1,330 @@
+"""Files between timm and us, both ways, by timm's own saving and loading: its folders, and those it reads of others."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from oracle.both_ways import (
+    ERF,
+    LABELS,
+    SMALL,
+    TANH,
+    answer,
+    assert_same_logits,
+    drawn,
+    google_like,
+    loads_as_theirs,
+    of_ours,
+    written,
+)
+from oracles import import_timm
+from torch import nn
+
+from vitkit.checkpoints.native import Artefact
+from vitkit.model.attention import AttentionConfig
+from vitkit.model.config import TokenConfig, ViTConfig
+from vitkit.model.heads import HeadConfig
+from vitkit.model.positions import PositionConfig
+from vitkit.model.resnet import BackboneConfig, BiTConfig
+from vitkit.zoo.variants import ModelConfig
+
+SIZES: Mapping[str, Any] = {
+    "img_size": 32,
+    "patch_size": 8,
+    "embed_dim": 128,
+    "depth": 2,
+    "num_heads": 2,
+    "mlp_ratio": 1.5,
+}
+"""SMALL in timm's words."""
+PATCHES = PositionConfig(covers="patches", origin="timm")
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A model in our words, and in timm's: one of its architectures, made small."""
+
+    ours: ModelConfig
+    architecture: str = "vit_base_patch16_224"
+    theirs: Mapping[str, Any] = field(default_factory=dict)
+
+    def arguments(self) -> dict[str, Any]:
+        sizes = SIZES if isinstance(self.ours, ViTConfig) else {}
+        return {**sizes, **self.theirs}
+
+    def made(self, **changes: Any) -> Any:
+        timm = import_timm()
+        arguments = {"num_classes": self.ours.classes} | self.arguments() | changes
+        return timm.create_model(self.architecture, **arguments)
+
+
+def hybrid(units: tuple[int, ...], *, patch_size: int = 1, **changes: Any) -> ViTConfig:
+    backbone = BackboneConfig(units=units, origin="timm")
+    return replace(SMALL, image_size=64, patch_size=patch_size, backbone=backbone, depth=1, **changes)
+
+
+HYBRID = {"img_size": 64, "patch_size": 1, "depth": 1}
+KINDS = {
+    "class token": Kind(SMALL),
+    "tanh": Kind(replace(SMALL, block=TANH), theirs={"act_layer": "gelu_tanh"}),
+    "wide": Kind(replace(SMALL, image_size=(24, 40)), theirs={"img_size": (24, 40)}),
+    "1 channel": Kind(replace(SMALL, channels=1), theirs={"in_chans": 1}),
+    "mean": Kind(
+        replace(SMALL, pooling="mean"),
+        theirs={"global_pool": "avg", "class_token": False, "fc_norm": False},
+    ),
+    "mean, norm after, beside a class token": Kind(
+        replace(SMALL, pooling="mean", head=HeadConfig(norm="after_pooling"), tokens=TokenConfig(class_token=True)),
+        theirs={"global_pool": "avg"},
+    ),
+    "attention pooling": Kind(replace(SMALL, pooling="map"), theirs={"global_pool": "map", "class_token": False}),
+    "LayerScale": Kind(replace(SMALL, block=replace(ERF, layer_scale=1e-5)), theirs={"init_values": 1e-5}),
+    "DeiT III": Kind(
+        replace(SMALL, block=replace(ERF, layer_scale=1e-6), positions=PATCHES),
+        architecture="deit3_small_patch16_224",
+        theirs={"init_values": 1e-6},
+    ),
+    "normalised queries": Kind(
+        replace(SMALL, block=replace(ERF, attention=AttentionConfig(qk_norm=True))), theirs={"qk_norm": True}
+    ),
+    "no qkv bias": Kind(
+        replace(SMALL, block=replace(ERF, attention=AttentionConfig(qkv_bias=False))), theirs={"qkv_bias": False}
+    ),
+    "registers": Kind(
+        replace(SMALL, tokens=TokenConfig(registers=4), positions=PATCHES),
+        theirs={"reg_tokens": 4, "no_embed_class": True},
+    ),
+    "gated": Kind(
+        replace(SMALL, mlp_dim=192, block=replace(ERF, activation="swiglu", layer_scale=1e-5)),
+        architecture="vit_giant_patch14_dinov2",
+        theirs={"mlp_ratio": 3.0},
+    ),
+    "distilled": Kind(
+        replace(SMALL, tokens=TokenConfig(distillation=True)), architecture="deit_tiny_distilled_patch16_224"
+    ),
+    "no classes": Kind(replace(SMALL, classes=0)),
+    "R+": Kind(hybrid((), patch_size=8), architecture="vit_tiny_r_s16_p8_224", theirs={"img_size": 64, "depth": 1}),
+    "R26+": Kind(hybrid((2, 2, 2, 2)), architecture="vit_small_r26_s32_224", theirs=HYBRID),
+    "BiT": Kind(
+        BiTConfig(classes=5, image_size=64, origin="timm"),
+        architecture="resnetv2_50x1_bit",
+        theirs={"pretrained_cfg_overlay": {"input_size": (3, 64, 64)}},  # of 448, as its name alone would have it
+    ),
+}
+LARGE = ("R26+", "BiT")
+"""timm has no way to make these small, so they are not in every test."""
+
+
+def filled(model: nn.Module) -> nn.Module:
+    """No number of the model is one: what its loader leaves out stays so, and shows."""
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.fill_(torch.nan)
+    return model
+
+
+# timm's folders
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_timm_saves_answers_here_as_there(kind: str, tmp_path: Path) -> None:
+    made = KINDS[kind]
+    theirs = drawn(made.made())
+    arguments = {key: value for key, value in made.arguments().items() if key != "pretrained_cfg_overlay"}
+    import_timm().models.save_for_hf(theirs, tmp_path, model_args=arguments, safe_serialization=True)
+    found = loads_as_theirs(tmp_path, answer(theirs, made.ours), format_name="timm")
+    assert found == like_timm(made.ours)
+
+
+def like_timm(config: ModelConfig) -> ModelConfig:
+    """What stands in timm's files comes with timm's way to resample positions."""
+    return (
+        config if isinstance(config, BiTConfig) else replace(config, positions=replace(config.positions, origin="timm"))
+    )
+
+
+def test_what_timm_saves_as_a_pickle_is_read_too(tmp_path: Path) -> None:
+    made = KINDS["class token"]
+    theirs = drawn(made.made())
+    import_timm().models.save_for_hf(theirs, tmp_path, model_args=made.arguments(), safe_serialization=False)
+    assert not list(tmp_path.glob("*.safetensors"))
+    loads_as_theirs(tmp_path, answer(theirs, made.ours), format_name="timm")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_timm_makes_and_loads_the_folder_that_we_write(kind: str, tmp_path: Path) -> None:
+    timm, ours = import_timm(), of_ours(KINDS[kind].ours)
+    folder = written(ours, "timm", tmp_path / "out")
+    theirs = timm.create_model(f"local-dir:{folder}", pretrained=True)  # strict: no tensor more or less
+    assert_same_logits(answer(ours.model(), ours.config), answer(theirs.eval(), ours.config))
+    if ours.labels:
+        assert tuple(theirs.pretrained_cfg["label_names"]) == LABELS
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in LARGE])
+def test_a_model_that_timm_made_loads_our_weights_as_a_checkpoint(kind: str, tmp_path: Path) -> None:
+    made = KINDS[kind]
+    ours = of_ours(made.ours)
+    file = written(ours, "timm", tmp_path / "out") / "model.safetensors"
+    theirs = made.made(checkpoint_path=str(file))
+    assert_same_logits(answer(ours.model(), ours.config), answer(theirs.eval(), ours.config))
+
+
+# Google's files, by timm's own loader of them
+
+
+def assert_whole(file: Path, model: nn.Module) -> None:
+    """Every number in a file of NumPy's is in the model, and no other: such a loader is silent on what it leaves."""
+    with np.load(file, allow_pickle=False) as arrays:
+        held = sum(arrays[name].size for name in arrays.files)
+    assert sum(parameter.numel() for parameter in model.parameters()) == held
+    assert not any(parameter.isnan().any() for parameter in model.parameters())
+
+
+def google_hybrid(units: tuple[int, ...], *, patch_size: int = 1) -> ViTConfig:
+    return google_like(hybrid(units, patch_size=patch_size, positions=PositionConfig()))
+
+
+GOOGLES = {
+    "google: class token": Kind(google_like(SMALL)),
+    "google: mean": Kind(
+        google_like(replace(SMALL, pooling="mean")),
+        theirs={"global_pool": "avg", "class_token": False, "fc_norm": False},
+    ),
+    "big_vision: class token": Kind(google_like(SMALL)),
+    "big_vision: class token without a position": Kind(
+        google_like(replace(SMALL, positions=PositionConfig(covers="patches"))), theirs={"no_embed_class": True}
+    ),
+    "big_vision: mean": Kind(
+        google_like(replace(SMALL, pooling="mean", positions=PositionConfig(covers="patches"))),
+        theirs={"global_pool": "avg", "class_token": False, "fc_norm": False},
+    ),
+    "big_vision: attention pooling": Kind(
+        google_like(replace(SMALL, pooling="map", positions=PositionConfig(covers="patches"))),
+        theirs={"global_pool": "map", "class_token": False},
+    ),
+    "google: R+": Kind(google_hybrid((), patch_size=8), "vit_tiny_r_s16_p8_224", {"img_size": 64, "depth": 1}),
+    "google: R50+": Kind(google_hybrid((3, 4, 9)), "vit_base_r50_s16_224", HYBRID),
+    "bit: BiT": Kind(BiTConfig(classes=5, image_size=64, origin="timm"), "resnetv2_50x1_bit"),
+}
+"""With timm's numbers in their ResNets: it computes with these whoever trained the weights."""
+
+
+def googles(config: ModelConfig) -> ModelConfig:
+    """The same model with the numbers that Google's own code has, as its files mean them."""
+    if isinstance(config, BiTConfig):
+        return replace(config, origin="google")
+    return replace(config, backbone=config.backbone and replace(config.backbone, origin="google"))
+
+
+@pytest.mark.parametrize("kind", GOOGLES)
+def test_timms_loader_of_googles_files_reads_all_that_we_write(kind: str, tmp_path: Path) -> None:
+    timm, made = import_timm(), GOOGLES[kind]
+    ours = of_ours(made.ours)
+    published = replace(ours, config=googles(ours.config))
+    file = written(published, kind.partition(":")[0], tmp_path / "weights.npz")
+    tanh = {"act_layer": "gelu_tanh"} if isinstance(ours.config, ViTConfig) else {}
+    theirs = filled(made.made(**tanh))
+    timm.models.load_checkpoint(theirs, str(file))  # what create_model does with a checkpoint_path
+    assert_whole(file, theirs)
+    expected = answer(theirs.eval(), ours.config)
+    assert_same_logits(answer(ours.model(), ours.config), expected)
+    if published.config == ours.config:
+        loads_as_theirs(file, expected, format_name=kind.partition(":")[0])
+    else:  # timm computes with other numbers than the weights were trained with, and we with those
+        difference = (answer(published.model(), ours.config) - expected).abs().max()
+        assert 1e-5 < difference < 1e-2
+
+
+# Facebook's files, by timm's own filters of them
+
+
+@dataclass(frozen=True)
+class Published(Kind):
+    """A model that Facebook published, and timm's architecture for it, whose own filter reads the file."""
+
+    def loaded(self, file: Path, **changes: Any) -> Any:
+        overlay = {"file": str(file), "custom_load": False, "num_classes": self.ours.classes}
+        return self.made(pretrained=True, pretrained_cfg_overlay=overlay, **changes)
+
+
+BARE = replace(SMALL, classes=0)
+SCALED = replace(BARE, block=replace(ERF, layer_scale=1e-5))
+ROTARY = PositionConfig(kind="rotary", origin="dinov2")
+THIRD = replace(BARE, image_size=224, patch_size=16, positions=ROTARY, tokens=TokenConfig(registers=4))
+# timm's own DINOv3 models leave out a bias that is next to nothing in the published weights; these have it.
+DINOV3 = {"img_size": 224, "patch_size": 16, "global_pool": "token"}
+FACEBOOKS = {
+    "deit: class token": Published(SMALL, "deit_small_patch16_224"),
+    "deit: distilled": Published(
+        replace(SMALL, tokens=TokenConfig(distillation=True)), "deit_small_distilled_patch16_224"
+    ),
+    "deit: the third": Published(
+        replace(SMALL, block=replace(ERF, layer_scale=1e-6), positions=PositionConfig(covers="patches")),
+        "deit3_small_patch16_224",
+    ),
+    "mae: pre-trained": Published(BARE, "vit_base_patch16_224.mae"),
+    "mae: fine-tuned": Published(
+        replace(SMALL, pooling="mean", head=HeadConfig(norm="after_pooling"), tokens=TokenConfig(class_token=True)),
+        "vit_base_patch16_224",
+        {"global_pool": "avg"},
+    ),
+    "dinov2: plain": Published(SCALED, "vit_small_patch14_dinov2"),
+    "dinov2: gated": Published(
+        replace(SCALED, block=replace(SCALED.block, activation="swiglu")),
+        "vit_giant_patch14_dinov2",
+        {"mlp_ratio": 3.0},
+    ),
+    "dinov2: registers": Published(replace(SCALED, tokens=TokenConfig(registers=4)), "vit_small_patch14_reg4_dinov2"),
+    "dinov3: plain": Published(
+        replace(THIRD, block=replace(ERF, layer_scale=1e-5, norm_eps=1e-5)), "vit_small_patch16_dinov3_qkvb", DINOV3
+    ),
+    "dinov3: gated": Published(
+        replace(THIRD, block=replace(ERF, layer_scale=1e-5, norm_eps=1e-5, activation="swiglu")),
+        "vit_small_plus_patch16_dinov3_qkvb",
+        DINOV3,
+    ),
+}
+
+
+def as_trained(ours: Artefact, kind: str) -> Artefact:
+    """DINOv3's keys have no bias."""
+    if kind.startswith("dinov3"):
+        for name, tensor in ours.state.items():
+            if name.endswith("qkv.bias"):
+                tensor.chunk(3)[1].zero_()
+    return ours
+
+
+@pytest.mark.parametrize("kind", FACEBOOKS)
+def test_timms_filters_of_facebooks_files_read_what_we_write(kind: str, tmp_path: Path) -> None:
+    made = FACEBOOKS[kind]
+    ours = as_trained(of_ours(made.ours), kind)
+    file = written(ours, kind.partition(":")[0], tmp_path / "weights.pth")
+    expected = answer(made.loaded(file).eval(), ours.config)
+    assert_same_logits(answer(ours.model(), ours.config), expected)
+    loads_as_theirs(file, expected, format_name=kind.partition(":")[0])
+
+
+SAVED = [kind for kind in FACEBOOKS if kind.partition(":")[0] in ("deit", "mae") or kind == "dinov2: plain"]
+"""Those that timm's names are also Facebook's of, so that timm's state is a file of theirs."""
+
+
+@pytest.mark.parametrize("kind", SAVED)
+def test_facebooks_files_answer_as_in_timm(kind: str, tmp_path: Path) -> None:
+    made, origin = FACEBOOKS[kind], kind.partition(":")[0]
+    theirs = drawn(made.made())
+    tensors = {
+        re.sub(r"ls(\d)\.gamma", r"gamma_\1", name) if origin == "deit" else name: tensor
+        for name, tensor in theirs.state_dict().items()
+    }
+    if origin == "dinov2":
+        torch.save(tensors | {"mask_token": torch.zeros(1, 128)}, tmp_path / "weights.pth")
+    else:
+        torch.save({"model": tensors, "epoch": 300}, tmp_path / "weights.pth")
+    loads_as_theirs(tmp_path / "weights.pth", answer(theirs, made.ours), format_name=origin)

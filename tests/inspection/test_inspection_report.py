@@ -95,7 +95,9 @@ def test_numbers_of_means_are_of_all_images_and_pictures_of_eight(tmp_path: Path
     ready = loaded(model, tmp_path)
     images = photos(model.config, count=11)
     subject = Subject(model=ready, images=images, names=[f"{number}.jpg" for number in range(11)])
-    (part,) = inspect(subject, only="distance").parts
+    parts = {part.name: part for part in inspect(subject).parts}
+    assert not any(part.missing for part in parts.values())
+    part = parts["distance"]
     assert part.numbers["images"] == 11
     batches = torch.cat([ready.preprocess(image) for image in images])
     expected = vitkit.inspection.attention_distance(ready, [batches])

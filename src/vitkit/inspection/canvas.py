@@ -154,7 +154,7 @@ class Canvas:
         for mark in self.marks:
             mark.paint(image, draw)
         content = io.BytesIO()
-        image.save(content, format="PNG", optimize=True)
+        image.save(content, format="PNG")
         return content.getvalue()
 
     def _repr_svg_(self) -> str:

@@ -29,7 +29,7 @@ def rolled_out(subject: Subject) -> Part:
     }[vit.config.pooling]
     maps = subject.each(lambda images: rollout(vit, images))
     columns: dict[str, tuple[list[Any], list[str]]] = {
-        "What the model sees": (list(subject.pictures), [str(name) for name in subject.names]),
+        "What the model sees": (list(subject.pictures), subject.titles),
         "Attention rollout": (
             [lit(picture, each) for picture, each in zip(subject.pictures, stretched(maps), strict=True)],
             [""] * len(maps),
@@ -37,13 +37,13 @@ def rolled_out(subject: Subject) -> Part:
     }
     numbers: dict[str, Any] = {"rollout": rounded(maps)}
     if vit.config.classes:
-        explained = {"predicted": list(subject.predicted.tolist())}
+        explained = {"predicted": ("For the answer", list(subject.predicted.tolist()))}
         if subject.chosen is not None:
-            explained["chosen"] = [subject.chosen] * len(maps)
-        for what, classes in explained.items():
+            explained["chosen"] = ("For the chosen class", [subject.chosen] * len(maps))
+        for what, (head, classes) in explained.items():
             spoken = class_relevance(subject, classes)
             numbers[f"relevance_{what}"] = rounded(spoken)
-            columns[f"For the {what} class"] = (
+            columns[head] = (
                 [heated(picture, each) for picture, each in zip(subject.pictures, stretched(spoken), strict=True)],
                 [subject.answer(image, label) for image, label in enumerate(classes)],
             )
@@ -79,7 +79,7 @@ def heads_one_by_one(subject: Subject) -> Part:
         [picture, *(heated(picture, each) for each in stretched(heads[:drawn]))]
         for picture, heads in zip(subject.pictures, maps, strict=True)
     ]
-    names = [[name, *([""] * drawn)] for name in subject.names[: len(rows)]]
+    names = [[name, *([""] * drawn)] for name in subject.titles]
     drawing = side_by_side(
         rows,
         heads=["", *(f"Head {head}" for head in range(1, drawn + 1))],

@@ -65,7 +65,7 @@ def colours(subject: Subject) -> Part:
         subject.pictures,
         painted,
         heads=("What the model sees", "Features as colours"),
-        names=subject.names[: len(painted)],
+        names=subject.titles,
         title="Features of patches as colours",
     )
     text = (
@@ -94,7 +94,7 @@ def nearest(subject: Subject) -> Part:
         subject.pictures,
         pictures,
         heads=("What the model sees", "Like the patch in the middle"),
-        names=subject.names[: len(pictures)],
+        names=subject.titles,
         title="Patches that mean the same",
     )
     text = "Point at a patch, or move there with the arrow keys, and those that mean the same to the model light up."
@@ -121,7 +121,7 @@ def layer_by_layer(subject: Subject) -> Part:
             along=numbered(len(probabilities)),
             below="Depth (layer)",
             named="Probability",
-            title=f"What each layer would answer: {subject.names[image]}",
+            title=f"What each layer would answer: {subject.titles[image]}",
             percent=True,
         )
         best = probabilities.max(dim=-1)
@@ -180,7 +180,7 @@ def norms(subject: Subject) -> Part:
         subject.pictures,
         [heated(picture, scaled(each)) for picture, each in zip(subject.pictures, array(last), strict=True)],
         heads=("What the model sees", "Length after the last layer"),
-        names=subject.names[: len(last)],
+        names=subject.titles,
         title="Length of tokens over the image",
     )
     ratio = float(last.max() / last.median())

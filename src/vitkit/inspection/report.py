@@ -48,7 +48,7 @@ class Inspection:
             "model": self.subject.model.name,
             "images": [
                 {"file": name, "predictions": predictions(self.subject, image)}
-                for image, name in enumerate(self.subject.names[: len(self.subject.shown)])
+                for image, name in enumerate(self.subject.titles)
             ],
             "parts": {
                 part.name: {"missing": part.missing} if part.missing else dict(part.numbers) for part in self.parts
@@ -114,7 +114,7 @@ def answers(subject: Subject) -> str:
             f'<span class="share">{each["probability"]:.1%}</span></div>'
             for each in predictions(subject, image)[:3]
         )
-        name = escape(subject.names[image], limit=40)
+        name = escape(subject.titles[image], limit=40)
         items.append(
             f'<li><img class="picture" src="{data_address(picture)}" alt="{name}">{likely}'
             f'<div class="file"><bdi>{name}</bdi></div></li>'
@@ -146,7 +146,7 @@ def pointable(likeness: Float[Tensor, "rows columns rows2 columns2"], subject: S
     """A picture whose patches can be pointed at; the likeness of each pair of patches lies in it."""
     rows, columns = likeness.shape[:2]
     amounts = (likeness.clamp(0, 1) * 255).round().byte().contiguous().cpu().numpy().tobytes()
-    name = escape(subject.names[image], limit=40)
+    name = escape(subject.titles[image], limit=40)
     return (
         f'<figure class="alike" tabindex="0" role="img" aria-label="patches of {name}" data-rows="{rows}" '
         f'data-columns="{columns}" data-likeness="{base64.b64encode(amounts).decode()}">'

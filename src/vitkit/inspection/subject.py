@@ -62,6 +62,11 @@ class Subject:
         """The images that are drawn, as a model takes them."""
         return torch.cat([model.preprocess(image) for image in self.images[:SHOWN]])
 
+    @property
+    def titles(self) -> list[str]:
+        """The names of the images that are drawn."""
+        return list(self.names[:SHOWN])
+
     @cached_property
     def pictures(self) -> list[Rgb]:
         """The same as one sees them: what the model was given, not what the file holds."""

@@ -5,16 +5,11 @@ from typing import TYPE_CHECKING
 
 import click
 
+from vitkit.cli.checking import sound_images
 from vitkit.cli.output import print_json, print_sections, safe_text, talk_console
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
-    from vitkit.data.verify import BadFile
     from vitkit.evaluate.judgement import Judgement
-
-SHOWN = 20
-"""Of a long list of bad files a person sees so many."""
 
 
 @click.command("eval")
@@ -40,9 +35,7 @@ def command(
     from rich.progress import Progress
 
     from vitkit.checkpoints.foreign import load
-    from vitkit.core.errors import DataError
     from vitkit.data.sources.detect import open_data
-    from vitkit.data.verify import verify, without
     from vitkit.evaluate.judging import choose_split, judge_artefact, known_classes
     from vitkit.train.folder import RunFolder
     from vitkit.train.images import as_divided_for
@@ -57,27 +50,13 @@ def command(
         talk.print("warning: these are images to learn from; the model may have seen them", style="yellow")
     talk.print(safe_text(f"{found.kind}: {len(source):,} images of split {name}"), soft_wrap=True)
     with Progress(console=talk, transient=True, disable=not talk.is_terminal) as progress:
-        checking = progress.add_task("checking images", total=len(source))
-        bad = (
-            []
-            if source.is_sound
-            else verify(
-                source,
-                channels=artefact.preprocessing.channels,
-                workers=workers,
-                progress=lambda done: progress.update(checking, completed=done),
-            )
+        sound, bad = sound_images(
+            source, place=data, channels=artefact.preprocessing.channels, workers=workers, progress=progress
         )
-        if len(bad) == len(source):
-            raise DataError(
-                f"{data}: not one of {len(bad)} images can be read; {bad[0].name}: {bad[0].reason}",
-                hint=f"vitkit data check {data} lists them all",
-            )
-        warn_of(bad, talk)
-        task = progress.add_task("judging", total=len(source) - len(bad))
+        task = progress.add_task("judging", total=len(sound))
         judgement = judge_artefact(
             artefact,
-            without(source, bad),
+            sound,
             workers=workers,
             batch_size=batch_size,
             device=place,
@@ -88,15 +67,6 @@ def command(
         print_json(judgement.to_json() | {"split": name, "bad": files})
         return
     print_judgement(judgement, split=name)
-
-
-def warn_of(bad: "list[BadFile]", talk: "Console") -> None:
-    """Name the images that are left out, or the first of very many."""
-    for file in bad[:SHOWN]:
-        talk.print(safe_text(f"warning: left out {file.name}: {file.reason}"), style="yellow", soft_wrap=True)
-    if len(bad) > SHOWN:
-        more = f"warning: left out {len(bad) - SHOWN:,} more; --json names all of them"
-        talk.print(more, style="yellow", soft_wrap=True)
 
 
 def print_judgement(judgement: "Judgement", *, split: str) -> None:

@@ -33,6 +33,7 @@ COMMANDS = {
     "train": Entry("Your images", "vitkit.cli.train:command", "Train a model on a folder of images, or by a recipe."),
     "finetune": Entry("Your images", "vitkit.cli.finetune:command", "Teach a trained model other classes."),
     "eval": Entry("Your images", "vitkit.cli.eval:command", "How good a trained model is, class by class."),
+    "fewshot": Entry("Your images", "vitkit.cli.fewshot:command", "How much a few examples of each class teach."),
     "inspect": Entry("Your images", "vitkit.cli.inspect:command", "What a model looks at and has learnt, as a report."),
     "data": Entry("Your images", "vitkit.cli.data:command", "Look at a data set before you train on it."),
     "recipes": Entry("Your images", "vitkit.cli.recipes:command", "List the recipes, or show one as TOML."),

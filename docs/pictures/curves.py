@@ -21,10 +21,10 @@ SANS = "system-ui, -apple-system, 'Segoe UI', Helvetica, Arial, sans-serif"
 
 @dataclass(frozen=True)
 class Curve:
-    """Accuracy over minutes of training."""
+    """Accuracy over thousands of images seen: what is the same on a busy machine and on a quiet one."""
 
     name: str
-    minutes: tuple[float, ...]
+    seen: tuple[float, ...]
     accuracy: tuple[float, ...]
 
 
@@ -35,8 +35,8 @@ def of_run(name: str, folder: Path) -> list[Curve]:
     ledger = json.loads((folder / "summary.json").read_bytes())["ledger"]
     records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
     judged = [(record["step"], record["val_top1"]) for record in records if "val_top1" in record]
-    minutes_a_step = ledger["seconds"] / 60 / max(record["step"] for record in records)
-    return [Curve(name, tuple(step * minutes_a_step for step, _ in judged), tuple(top1 for _, top1 in judged))]
+    thousands = ledger["images_seen"] / 1000 / max(record["step"] for record in records)
+    return [Curve(name, tuple(step * thousands for step, _ in judged), tuple(top1 for _, top1 in judged))]
 
 
 def of_timm(name: str, file: Path) -> list[Curve]:
@@ -44,7 +44,8 @@ def of_timm(name: str, file: Path) -> list[Curve]:
     if not file.is_file():
         return []
     rows = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
-    return [Curve(name, tuple(row["seconds"] / 60 for row in rows), tuple(row["top1"] for row in rows))]
+    seen = (row["seconds"] * row["images_per_second"] / 1000 for row in rows)
+    return [Curve(name, tuple(seen), tuple(row["top1"] for row in rows))]
 
 
 def text(x: float, y: float, content: str, *, anchor: str = "middle", fill: str = QUIET, weight: int = 400) -> str:
@@ -53,11 +54,11 @@ def text(x: float, y: float, content: str, *, anchor: str = "middle", fill: str 
 
 def panel(title: str, curves: Sequence[Curve], *, left: float) -> str:
     """One chart with its axes and its key."""
-    x_ticks = nice_ticks(0, max(curve.minutes[-1] for curve in curves))
+    x_ticks = nice_ticks(0, max(curve.seen[-1] for curve in curves))
     y_ticks = nice_ticks(min(min(curve.accuracy) for curve in curves), max(max(curve.accuracy) for curve in curves))
 
-    def place(minutes: float, accuracy: float) -> tuple[float, float]:
-        across = (minutes - x_ticks[0]) / (x_ticks[-1] - x_ticks[0])
+    def place(seen: float, accuracy: float) -> tuple[float, float]:
+        across = (seen - x_ticks[0]) / (x_ticks[-1] - x_ticks[0])
         up = (accuracy - y_ticks[0]) / (y_ticks[-1] - y_ticks[0])
         return left + across * PANEL_WIDTH, TOP + (1 - up) * PANEL_HEIGHT
 
@@ -69,9 +70,9 @@ def panel(title: str, curves: Sequence[Curve], *, left: float) -> str:
     for tick in x_ticks:
         x, _ = place(tick, y_ticks[0])
         parts.append(text(x, TOP + PANEL_HEIGHT + 20, f"{tick:g}"))
-    parts.append(text(left + PANEL_WIDTH / 2, TOP + PANEL_HEIGHT + 40, "minutes of training"))
+    parts.append(text(left + PANEL_WIDTH / 2, TOP + PANEL_HEIGHT + 40, "thousand images seen"))
     for number, (curve, colour) in enumerate(zip(curves, COLOURS, strict=False)):
-        points = [place(*point) for point in zip(curve.minutes, curve.accuracy, strict=True)]
+        points = [place(*point) for point in zip(curve.seen, curve.accuracy, strict=True)]
         line = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
         parts.append(f'<polyline points="{line}" fill="none" stroke="{colour}" stroke-width="2.5"/>')
         parts += [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{colour}"/>' for x, y in points]
@@ -101,7 +102,7 @@ def main() -> None:
     )
     PICTURE.write_text(
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" '
-        f'font-family="{SANS}" font-size="13" role="img" aria-label="Accuracy over minutes of training">'
+        f'font-family="{SANS}" font-size="13" role="img" aria-label="Accuracy over images seen">'
         f'<rect width="{width}" height="{height}" fill="{PAPER}"/>{body}</svg>\n',
         encoding="utf-8",
     )

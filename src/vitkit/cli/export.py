@@ -8,6 +8,7 @@ import click
 
 from vitkit.cli.converting import changed, done_otherwise, read_back, write
 from vitkit.cli.describing import OUR_TITLE, find_format, load
+from vitkit.cli.machine import give_back_freed_memory
 from vitkit.cli.output import print_json, print_sections, safe_text, talk_console
 from vitkit.cli.weights import check_place, put
 
@@ -78,6 +79,7 @@ def command(run: Path, out: Path, settings: tuple[str, ...], to: str, force: boo
 
 def as_weights(run: Path, out: Path, *, to: str, settings: Sequence[str], force: bool) -> Exported:
     """Write a model as weights of some library; what proves it is that they come back number for number."""
+    give_back_freed_memory()
     wanted = find_format(to)
     as_folder = wanted is None or wanted.writes == "safetensors"
     check_place(out, file=run, format_name=None, force=force, as_folder=as_folder)

@@ -21,6 +21,7 @@ from vitkit.cli.describing import (
     place_of,
     sides,
 )
+from vitkit.cli.machine import give_back_freed_memory
 from vitkit.cli.output import print_json, print_sections, result_console, safe_text, talk_console
 
 DISAGREES = 1
@@ -103,6 +104,7 @@ def convert(
     vitkit weights convert runs/photos for-timm --to timm
     vitkit weights convert b16 b16.pth --to torchvision block.activation=gelu_erf
     """
+    give_back_freed_memory()
     to = find_format(to_name)
     as_folder = to is None or to.writes == "safetensors"
     check_place(out, file=file, format_name=format_name, force=force, as_folder=as_folder)

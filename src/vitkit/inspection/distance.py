@@ -13,7 +13,7 @@ from vitkit.zoo.lookup import Model
 
 
 @torch.no_grad()
-def attention_distance(model: Model, batches: Iterable[Float[Tensor, "B C H W"]]) -> Float[Tensor, "layers A"]:
+def attention_distance(model: Model, batches: Iterable[Float[Tensor, "_ C H W"]]) -> Float[Tensor, "layers A"]:
     """The mean distance in pixels between a patch and those it looks at, weighted by attention; by layer and head.
 
     It is the receptive field of attention (section 4.5): the mean over query patches and images. Attention on class

@@ -25,6 +25,7 @@ class Part:
 def rounded(tensor: Tensor, digits: int = 6) -> Any:
     """The numbers as nested lists, short enough to store.
 
+    >>> import torch
     >>> rounded(torch.tensor([[0.12345678]]))
     [[0.123457]]
     """

@@ -23,8 +23,8 @@ def side_by_side(
     """A table of pictures: a head over each column, words under each picture.
 
     >>> black = np.zeros((8, 8, 3), dtype=np.uint8)
-    >>> side_by_side([[black, black]], heads=["seen", "lit"], names=[["a.jpg", ""]], title="two").height
-    206
+    >>> side_by_side([[black, black]], heads=["seen", "lit"], names=[["a.jpg", ""]], title="two").width
+    310.0
     """
     width, height = fitted(rows[0][0])
     under = 24

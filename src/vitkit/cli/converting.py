@@ -129,17 +129,27 @@ def read_back(to: "Format | None", out: Path, artefact: "Artefact") -> ReadBack:
 
 def check_tensors(found: Iterable["tuple[str, Tensor]"], artefact: "Artefact", *, place: Path) -> None:
     """Refuse tensors that are not those of the model, number for number; one of them is in memory at a time."""
-    from vitkit.checkpoints.compare import largest_difference
     from vitkit.core.errors import WeightsError
 
     left = set(artefact.state)
     for name, tensor in found:
         written = artefact.state.get(name)
-        if written is None or written.shape != tensor.shape or largest_difference(written, tensor) != 0:
+        if written is None or not same_numbers(written, tensor):
             raise WeightsError(f"{place}: {name} is not what was written", hint="do not use it, and report this")
         left.remove(name)
     if left:
         raise WeightsError(f"{place}: {min(left)} was not written", hint="do not use it, and report this")
+
+
+def same_numbers(one: "Tensor", other: "Tensor") -> bool:
+    """Whether two tensors are the same, number for number. A difference takes memory: it is for what is not equal."""
+    import torch
+
+    from vitkit.checkpoints.compare import largest_difference
+
+    if one.shape != other.shape:
+        return False
+    return (one.dtype == other.dtype and torch.equal(one, other)) or largest_difference(one, other) == 0
 
 
 def read_otherwise(artefact: "Artefact", found: "ModelConfig", *, place: Path) -> list[str]:

@@ -81,7 +81,7 @@ def recipes() -> Iterator[Recipe]:
         summary="CIFAR-10 at 32 pixels, from the weights of fractals-small",
         command="vitkit finetune runs/fractals FOLDER --recipe cifar10-after-fractals --out runs/cifar10-after",
         time="29 minutes on two cores",
-        expected=f"72 % of the test images, less than cifar10-small; {FIGURES}",
+        expected=f"72 % of the test images in one untuned run, less than cifar10-small; {FIGURES}",
         make=cifar10_after_fractals,
         kind="finetune",
         rates=(3e-4, 1e-3, 2e-3),

@@ -101,7 +101,6 @@ def test_relevance_taken_layer_by_layer_equals_one_backward_pass(case: str) -> N
     images = images_for(HEADED[case], dtype=torch.float64)
     ours = relevance(model, images, classes=torch.tensor([2, 4]))
     torch.testing.assert_close(ours, slow_relevance(model, images, [2, 4]), rtol=1e-9, atol=1e-11)
-    assert all(parameter.grad is None for parameter in random_vit(HEADED[case]).parameters())
 
 
 def test_relevance_explains_the_predicted_class_where_none_is_named() -> None:

@@ -12,8 +12,6 @@ from vitkit.cli.output import print_json, safe_text, talk_console
 
 if TYPE_CHECKING:
     from vitkit.checkpoints.native import Artefact
-    from vitkit.data.source import Source
-    from vitkit.data.verify import BadFile
     from vitkit.evaluate.fewshot import Labelled, Method, Shots
 
 METHODS = ("ridge", "knn", "logistic")
@@ -86,21 +84,22 @@ def command(
     said = f"{artefact.name}: {len(train.classes)} classes, {len(train):,} to learn from, {len(test):,} to judge by"
     talk.print(safe_text(said), soft_wrap=True)
     how = as_released(artefact.preprocessing) if released_crop else artefact.preprocessing
-    bad: list[BadFile] = []
     with Progress(console=talk, transient=True, disable=not talk.is_terminal) as progress:
-
-        def features(source: "Source") -> "Labelled":
-            sound, unreadable = sound_images(
-                source, place=data, channels=how.channels, workers=WORKERS, progress=progress
+        looked = [
+            sound_images(source, place=data, channels=how.channels, workers=WORKERS, progress=progress)
+            for source in (train, test)
+        ]
+        taught, asked = (
+            labelled_features(
+                artefact,
+                sound,
+                preprocessing=how,
+                workers=WORKERS,
+                device=place,
+                progress=partial(progress.advance, progress.add_task("features", total=len(sound))),
             )
-            bad.extend(unreadable)
-            task = progress.add_task("features", total=len(sound))
-            advance = partial(progress.advance, task)
-            return labelled_features(
-                artefact, sound, preprocessing=how, workers=WORKERS, device=place, progress=advance
-            )
-
-        taught, asked = features(train), features(test)
+            for sound, _ in looked
+        )
     wanted: list[Method] = ["ridge", "knn", "logistic"] if method == "all" else [method]
     count = len(train.classes)
     found = {
@@ -114,7 +113,7 @@ def command(
         first, *others = wanted
         print_json(
             {"model": artefact.name, "classes": count, "method": first, "shots": in_numbers(found[first])}
-            | {"bad": [{"file": file.name, "reason": file.reason} for file in bad]}
+            | {"bad": [{"file": file.name, "reason": file.reason} for _, bad in looked for file in bad]}
             | {each: in_numbers(found[each]) for each in others}
         )
         return

@@ -18,6 +18,7 @@ from vitkit.checkpoints.native import Artefact
 from vitkit.core.config import to_mapping
 from vitkit.core.errors import DataError
 from vitkit.core.files import write_text
+from vitkit.core.shapes import pair
 from vitkit.data.loader import CPU, evaluation_batches
 from vitkit.data.source import Source, Subset
 from vitkit.data.transforms import Preprocessing
@@ -108,7 +109,9 @@ def _fill(
     """Compute what is missing into a file aside, and give it its name when it is whole."""
     aside, count = done.with_suffix(".partial.npy"), done.with_suffix(".json")
     first = _already(aside, count)
-    width = model.features(torch.zeros(1, preprocessing.channels, *_size(preprocessing), device=device)).shape[1]
+    width = model.features(
+        torch.zeros(1, preprocessing.channels, *pair(preprocessing.image_size), device=device)
+    ).shape[1]
     mode = "r+" if first else "w+"
     rows = np.lib.format.open_memmap(aside, mode=mode, dtype=np.float32, shape=None if first else (len(source), width))
     progress(first)
@@ -128,11 +131,6 @@ def _fill(
     del rows
     aside.replace(done)
     count.unlink(missing_ok=True)
-
-
-def _size(preprocessing: Preprocessing) -> tuple[int, int]:
-    size = preprocessing.image_size
-    return (size, size) if isinstance(size, int) else size
 
 
 def _already(aside: Path, count: Path) -> int:

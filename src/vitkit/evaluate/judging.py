@@ -25,13 +25,18 @@ def choose_split(data: DataSet, name: str | None = None) -> tuple[str, Source]:
     return name, data.splits[name]
 
 
-def known_classes(artefact: Artefact, source: Source) -> npt.NDArray[np.int64]:
-    """The model's number for each class of a source; a class that it does not know is an error, as are no classes."""
+def check_labelled(source: Source) -> None:
+    """Refuse images that nobody has named a class of."""
     if not source.classes:
         raise DataError(
             f"the images have no labels ({source.kind})",
             hint="put each class in a folder of its own, or list file_name,label in a CSV file",
         )
+
+
+def known_classes(artefact: Artefact, source: Source) -> npt.NDArray[np.int64]:
+    """The model's number for each class of a source; a class that it does not know is an error, as are no classes."""
+    check_labelled(source)
     numbers = {label: number for number, label in enumerate(artefact.labels)}
     unknown = [name for name in source.classes if name not in numbers]
     if unknown:

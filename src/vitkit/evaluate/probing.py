@@ -7,7 +7,6 @@ from pathlib import Path
 import torch
 
 from vitkit.checkpoints.native import Artefact
-from vitkit.core.errors import DataError
 from vitkit.core.shapes import Tensor
 from vitkit.data.loader import CPU
 from vitkit.data.source import DataSet, Source
@@ -15,6 +14,7 @@ from vitkit.data.split import split
 from vitkit.data.transforms import Preprocessing
 from vitkit.evaluate.features import cache_folder, cached_features
 from vitkit.evaluate.fewshot import Labelled
+from vitkit.evaluate.judging import check_labelled
 from vitkit.evaluate.least_squares import Head
 from vitkit.model.config import ViTConfig
 
@@ -25,11 +25,7 @@ HELD_OUT = 0.2
 def learn_and_judge(data: DataSet) -> tuple[Source, Source]:
     """The images to draw examples from, and those to judge by; held out of the former where there are none."""
     train = data.splits.get("train") or data.splits.get("all") or data.first
-    if not train.classes:
-        raise DataError(
-            f"the images have no labels ({train.kind})",
-            hint="put each class in a folder of its own, or list file_name,label in a CSV file",
-        )
+    check_labelled(train)
     test = data.splits.get("test") or data.splits.get("val")
     if test is not None and test is not train:
         return train, test

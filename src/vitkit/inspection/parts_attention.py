@@ -1,13 +1,11 @@
 """A subject goes in, the parts of a report that follow attention come out."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 
-from vitkit.core.shapes import Float, Tensor
 from vitkit.inspection.applies import needs_attention, needs_removable_patches
-from vitkit.inspection.attention import head_maps, relevance, rollout
+from vitkit.inspection.attention import head_maps
 from vitkit.inspection.colours import heated, lit
 from vitkit.inspection.deletion import deletion_curve
 from vitkit.inspection.distance import attention_distance
@@ -27,7 +25,7 @@ def rolled_out(subject: Subject) -> Part:
         "mean": "This model has no class token to read; the mean of the rows of all patches is followed.",
         "map": "This model is read by an attention probe; rows are followed as the probe weighs them.",
     }[vit.config.pooling]
-    maps = subject.each(lambda images: rollout(vit, images))
+    maps = subject.rollout
     columns: dict[str, tuple[list[Any], list[str]]] = {
         "What the model sees": (list(subject.pictures), subject.titles),
         "Attention rollout": (
@@ -37,15 +35,15 @@ def rolled_out(subject: Subject) -> Part:
     }
     numbers: dict[str, Any] = {"rollout": rounded(maps)}
     if vit.config.classes:
-        explained = {"predicted": ("For the answer", list(subject.predicted.tolist()))}
+        explained = {"predicted": ("For the answer", subject.predicted, subject.relevance)}
         if subject.chosen is not None:
-            explained["chosen"] = ("For the chosen class", [subject.chosen] * len(maps))
-        for what, (head, classes) in explained.items():
-            spoken = class_relevance(subject, classes)
+            classes = torch.full((len(maps),), subject.chosen)
+            explained["chosen"] = ("For the chosen class", classes, subject.relevance_for(classes))
+        for what, (head, classes, spoken) in explained.items():
             numbers[f"relevance_{what}"] = rounded(spoken)
             columns[head] = (
                 [heated(picture, each) for picture, each in zip(subject.pictures, stretched(spoken), strict=True)],
-                [subject.answer(image, label) for image, label in enumerate(classes)],
+                [subject.answer(image, label) for image, label in enumerate(classes.tolist())],
             )
     drawing = side_by_side(
         list(zip(*(pictures for pictures, _ in columns.values()), strict=True)),
@@ -59,14 +57,6 @@ def rolled_out(subject: Subject) -> Part:
         "the score of a class: attention weighted by that score's gradient."
     )
     return Part(name="rollout", title="Attention rollout", text=text, drawings={"rollout": drawing}, numbers=numbers)
-
-
-def class_relevance(subject: Subject, classes: Sequence[int]) -> Float[Tensor, "B rows columns"]:
-    """Relevance of the drawn images, each for its class."""
-    vit = needs_attention(subject.model)
-    wanted = torch.tensor(classes).split(subject.batch)
-    images = subject.shown.split(subject.batch)
-    return torch.cat([relevance(vit, some, classes=of) for some, of in zip(images, wanted, strict=True)])
 
 
 def heads_one_by_one(subject: Subject) -> Part:
@@ -99,8 +89,8 @@ def trust(subject: Subject) -> Part:
     steps = min(DELETION_STEPS, vit.config.patches)
     generator = torch.Generator().manual_seed(0)
     guesses = {
-        "rollout": subject.each(lambda images: rollout(vit, images)),
-        "relevance": class_relevance(subject, subject.predicted.tolist()),
+        "rollout": subject.rollout,
+        "relevance": subject.relevance,
         "at random": torch.rand(len(subject.shown), *vit.config.grid, generator=generator),
     }
     series = {

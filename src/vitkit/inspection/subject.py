@@ -12,6 +12,7 @@ from vitkit.checkpoints.ready import Loaded
 from vitkit.core.errors import InputError, did_you_mean
 from vitkit.core.shapes import Float, Int, Tensor
 from vitkit.data.given import Given
+from vitkit.inspection.attention import relevance, rollout
 from vitkit.inspection.canvas import Rgb
 from vitkit.model.vit import ViT
 
@@ -88,6 +89,21 @@ class Subject:
     def predicted(self) -> Int[Tensor, "B"]:
         """The likeliest class of each image that is drawn."""
         return self.probabilities.argmax(dim=1)
+
+    @cached_property
+    def rollout(self) -> Float[Tensor, "B rows columns"]:
+        """The rollout of each image that is drawn, which more than one part needs."""
+        return self.each(lambda images: rollout(self.model, images))
+
+    @cached_property
+    def relevance(self) -> Float[Tensor, "B rows columns"]:
+        """What speaks for the predicted class in each image that is drawn, which more than one part needs."""
+        return self.relevance_for(self.predicted)
+
+    def relevance_for(self, classes: Int[Tensor, "B"]) -> Float[Tensor, "B rows columns"]:
+        """What speaks for a class in each image that is drawn."""
+        some = zip(self.shown.split(self.batch), classes.split(self.batch), strict=True)
+        return torch.cat([relevance(self.model, images, classes=of) for images, of in some])
 
     def answer(self, image: int, label: int | None = None) -> str:
         """A class, the predicted one where none is named, with its probability."""

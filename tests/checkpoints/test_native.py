@@ -15,6 +15,7 @@ from vitkit.checkpoints.native import CARD, FILES, FIRST_FILES, REFERENCE, Artef
 from vitkit.core.config import to_mapping
 from vitkit.core.errors import VitkitError, WeightsError
 from vitkit.data.transforms import Preprocessing
+from vitkit.model.patches import PatchProjection
 from vitkit.model.resnet import BiTConfig
 from vitkit.zoo.lookup import configure, create
 from vitkit.zoo.variants import ModelConfig
@@ -205,7 +206,7 @@ def test_the_card_says_what_the_model_is_and_takes_no_markup_from_labels(tmp_pat
     assert "<b>" not in card
     for said in (
         "Ti/16, changed",
-        "16 × 16 pixels",
+        "16×16 pixels",
         "| depth | 2 |",
         "`dög`",
         "vitkit.load(",
@@ -303,6 +304,22 @@ def test_timm_loads_the_folder_and_gives_our_logits(tmp_path, name) -> None:
     assert tuple(data["input_size"]) == (ours.config.channels, height, width)
     assert tuple(data["mean"]) == (0.1,) * ours.config.channels
     assert (data["crop_pct"], data["crop_mode"], data["interpolation"]) == (0.875, "center", "bilinear")
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", sorted(HELD.keys() - {"map"}))  # whose probe uses no kernel of theirs
+def test_timms_logits_are_ours_bit_for_bit_once_summed_in_timms_order(tmp_path, name, monkeypatch) -> None:
+    ours = saved_in(tmp_path, HELD[name])
+    theirs = import_timm().create_model(f"local-dir:{tmp_path}", pretrained=True).eval()
+    model, images = ours.model(), images_for(ours.config)
+
+    def convolved(projection, images):  # where ours is a matrix product, which is sooner done
+        made = torch.nn.functional.conv2d(images, projection.weight, projection.bias, stride=projection.patch_size)
+        return made.flatten(2).transpose(1, 2)
+
+    monkeypatch.setattr(PatchProjection, "forward", convolved)
+    tokens = model.encode(model.embed(images)).tokens  # all rows of the last layer, also those that nobody reads
+    assert torch.equal(model.head(model.pool(tokens)), theirs(images))
 
 
 @pytest.mark.parametrize("name", HELD)

@@ -17,10 +17,11 @@ from vitkit.checkpoints import native
 from vitkit.checkpoints.adapt import adapt
 from vitkit.checkpoints.convert import write_as
 from vitkit.checkpoints.files.readers import open_tensors
-from vitkit.checkpoints.foreign import FORMATS, format_called, identify, load
+from vitkit.checkpoints.foreign import FORMATS, format_called, identify, load, load_as_stored
 from vitkit.checkpoints.native import Artefact
 from vitkit.checkpoints.ready import ready
 from vitkit.core.errors import WeightsError
+from vitkit.core.shapes import pair
 from vitkit.data.decode import decode
 from vitkit.data.transforms import Preprocessing, preprocessing
 from vitkit.model.config import ViTConfig
@@ -239,7 +240,8 @@ def test_dinov2_is_known_by_its_file_and_gives_timms_features() -> None:
         theirs.load_state_dict(dict(tensors), strict=True)
     assert (found.format.name, found.fit.missing, found.fit.extra) == ("dinov2", (), ())
     assert found.preprocessing == preprocessing("dinov2", image_size=518)
-    model = vitkit.load(DINOV2)
+    assert (pair(found.fed_size), vitkit.load(DINOV2).config.grid) == ((224, 224), (16, 16))
+    model = ready(load_as_stored(DINOV2))
     images = model.preprocess(PHOTOS / listed()[0]["file_name"])
     with torch.inference_mode():
         features, expected = model(images), theirs(images)

@@ -569,7 +569,7 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> dict[str, Verification]:
         (AGREES, 0, ["stored reference logits", "2e-07", "agrees"]),
         (replace(AGREES, max_difference=0.3, agrees=False), 1, ["0.3", "does not agree"]),
         (replace(AGREES, max_difference=float("nan"), agrees=False), 1, ["not a finite number"]),
-        (Verification(None, "nothing to compare with", 1e-5, False), 0, ["nothing to compare with"]),
+        (Verification(None, "nothing to compare with", 1e-5, False), 1, ["nothing to compare with"]),
     ],
     ids=["agrees", "differs", "broken", "unknown"],
 )

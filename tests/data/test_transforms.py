@@ -14,8 +14,9 @@ from PIL import Image
 
 from vitkit.core.config import apply_overrides, from_mapping, to_mapping
 from vitkit.core.errors import ConfigError, InputError, UnknownNameError, WeightsError
+from vitkit.data.geometry import averaged, crop, crop_resize, flip, planes, sampled
 from vitkit.data.image_processors import unread
-from vitkit.data.transforms import ORIGINS, Preprocessing, crop, crop_resize, flip, planes, preprocessing, sampled
+from vitkit.data.transforms import ORIGINS, Preprocessing, preprocessing
 
 
 def noise(height: int, width: int, channels: int = 3, seed: int = 0) -> NDArray[np.uint8]:
@@ -241,7 +242,46 @@ def test_origin_resizes_as_published(origin: str, resized: int) -> None:
     assert ORIGINS[origin].resized == (resized, resized)
 
 
-@pytest.mark.parametrize(("origin", "size"), [("timm_augreg", 384), ("mae", 448)])
+def covered(plane: NDArray[np.uint8], size: tuple[int, int]) -> NDArray[np.float64]:
+    """The mean over the area of each new pixel, from its definition: every old pixel by how much of it lies inside."""
+
+    def weights(source: int, target: int) -> NDArray[np.float64]:
+        share = np.zeros((target, source))
+        for place in range(target):
+            start, end = place * source / target, (place + 1) * source / target
+            for pixel in range(source):
+                share[place, pixel] = max(0.0, min(end, pixel + 1) - max(start, pixel)) * target / source
+        return share
+
+    return weights(plane.shape[0], size[0]) @ plane.astype(np.float64) @ weights(plane.shape[1], size[1]).T
+
+
+@given(height=st.integers(1, 60), width=st.integers(1, 60), target=st.tuples(st.integers(1, 40), st.integers(1, 40)))
+def test_area_filter_is_the_mean_of_what_a_pixel_covers(height: int, width: int, target: tuple[int, int]) -> None:
+    picture = noise(height, width)
+    pixels = np.asarray(averaged(as_picture(picture), target), dtype=np.float64)
+    expected = np.stack([covered(picture[:, :, channel], target) for channel in range(3)], axis=2)
+    # Cut to whole numbers: less than one below, and not above but by what rounding may have taken.
+    assert (pixels <= expected + 1e-3).all()
+    assert (pixels > expected - 1).all()
+    np.testing.assert_array_equal(averaged(picture, target), pixels)
+
+
+def test_area_filter_leaves_an_even_picture_even() -> None:
+    for value in (1, 254, 255):
+        picture = Image.new("L", (341, 257), value)
+        assert np.asarray(averaged(picture, (101, 99))).min() == value
+
+
+def test_big_vision_resizes_the_shorter_side_and_takes_the_middle() -> None:
+    picture = noise(300, 403)
+    how = preprocessing("big_vision", image_size=224)
+    resized = np.asarray(averaged(as_picture(picture), (256, 344)))  # 256 · 403 / 300 is 343.9
+    np.testing.assert_array_equal(how.pixels(as_picture(picture)), np.moveaxis(resized[16:240, 60:284], 2, 0))
+    assert preprocessing("big_vision", image_size=384).resized == (448, 448)  # as its configuration for transfers
+
+
+@pytest.mark.parametrize(("origin", "size"), [("timm_augreg", 384), ("mae", 448), ("torchvision", 384)])
 def test_large_images_lose_nothing_where_the_origin_says_so(origin: str, size: int) -> None:
     assert preprocessing(origin, image_size=size).resized == (size, size)
 

@@ -1,5 +1,6 @@
 """Files between transformers and us, both ways, by its own `save_pretrained` and `from_pretrained`."""
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -14,7 +15,8 @@ from torch import Tensor
 import vitkit
 from vitkit.checkpoints import native
 from vitkit.checkpoints.files.readers import open_tensors
-from vitkit.checkpoints.foreign import identify
+from vitkit.checkpoints.foreign import identify, load_as_stored
+from vitkit.core.shapes import pair
 from vitkit.model.attention import AttentionConfig
 from vitkit.model.config import TokenConfig, ViTConfig
 from vitkit.model.heads import HeadConfig
@@ -219,3 +221,20 @@ def test_transformers_wraps_timms_model_around_the_folder_that_we_write(to: str,
     assert tuple(theirs.config.id2label[number] for number in range(5)) == LABELS
     bare = timm.create_model(f"local-dir:{tmp_path / 'out'}", pretrained=True).eval()
     assert torch.equal(answer(bare, ours.config), wrapped)
+
+
+@pytest.mark.parametrize("kind", [name for name in KINDS if name.startswith("DINOv2")])
+def test_a_dinov2_is_loaded_for_the_images_that_it_is_fed(kind: str, tmp_path: Path) -> None:
+    made = KINDS[kind]
+    theirs = made.made()
+    theirs.save_pretrained(tmp_path)
+    stored = load_as_stored(tmp_path)
+    fed = stored.config.image_size // 2
+    how = replace(stored.preprocessing, image_size=fed).to_hub()
+    del how["vitkit"]  # as Hugging Face's own file says it
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(how))
+    ours = vitkit.load(tmp_path)
+    assert ours.config.image_size == pair(fed)
+    assert load_as_stored(tmp_path).config.image_size == stored.config.image_size
+    # Their model takes images of any size, and resamples its positions to them.
+    assert_same_logits(answer(ours, ours.config), their_answer(theirs, ours.config, made.reads))

@@ -13,6 +13,7 @@ from PIL import Image
 from vitkit.checkpoints.formats.timm_config import preprocessing_told
 from vitkit.core.errors import WeightsError
 from vitkit.data.transforms import ORIGINS, Preprocessing, preprocessing
+from vitkit.zoo.published import published_file
 
 Pictures = Callable[[], Iterator[Image.Image]]
 PHOTOS = Path(__file__).resolve().parents[2].parent / "shared" / "data" / "photos"
@@ -245,3 +246,29 @@ def test_dinov3_is_fed_as_its_readme_says() -> None:
         batch = ours.normalise(torch.from_numpy(ours.pixels(picture))[None])
         # torch rounds to levels of 1/255 at other places than Pillow: one level, at a deviation of 0.224
         torch.testing.assert_close(batch[0], theirs(picture), atol=1.01 / 255 / 0.224, rtol=0)
+
+
+def torchvisions_weights() -> list[tuple[str, str]]:
+    models = ("ViT_B_16", "ViT_B_32", "ViT_L_16", "ViT_L_32", "ViT_H_14")
+    names = ("IMAGENET1K_V1", "IMAGENET1K_SWAG_E2E_V1", "IMAGENET1K_SWAG_LINEAR_V1")
+    missing = {("ViT_B_32", 1), ("ViT_B_32", 2), ("ViT_L_32", 1), ("ViT_L_32", 2), ("ViT_H_14", 0)}
+    return [(model, name) for model in models for at, name in enumerate(names) if (model, at) not in missing]
+
+
+@pytest.mark.parametrize(("model", "weights"), torchvisions_weights())
+def test_every_file_of_torchvision_is_fed_torchvisions_pixels(model: str, weights: str) -> None:
+    torchvision = import_torchvision()
+    published = getattr(torchvision.models, f"{model}_Weights")[weights]
+    row = published_file(published.url.rpartition("/")[2], format="torchvision")
+    assert row is not None
+    transforms = published.transforms()
+    theirs = torchvision.transforms.Compose(
+        [
+            torchvision.transforms.Resize(transforms.resize_size, interpolation=transforms.interpolation),
+            torchvision.transforms.CenterCrop(transforms.crop_size),
+            torchvision.transforms.PILToTensor(),
+        ]
+    )
+    assert (list(row.preprocessing.mean), list(row.preprocessing.deviation)) == (transforms.mean, transforms.std)
+    for picture in (made(333, 251), made(500, 375)):
+        np.testing.assert_array_equal(row.preprocessing.pixels(picture), theirs(picture).numpy())

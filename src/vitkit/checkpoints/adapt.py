@@ -16,7 +16,7 @@ from vitkit.checkpoints.native import Artefact
 from vitkit.checkpoints.patch_kernels import refeed, resize_kernel, spread_channels
 from vitkit.core.config import to_mapping
 from vitkit.core.errors import WeightsError
-from vitkit.core.shapes import Tensor, pair
+from vitkit.core.shapes import Size, Tensor, pair
 from vitkit.data.transforms import Preprocessing
 from vitkit.model.config import ViTConfig
 from vitkit.model.resample import Origin, resample_grid
@@ -138,7 +138,23 @@ def with_channels(artefact: Artefact, channels: int) -> tuple[Artefact, tuple[st
     >>> grey.config.channels, grey.preprocessing.channels, changes[0]
     (1, 1, 'first kernel: 3 channels → 1')
     """
-    config = configure(artefact.config, channels=channels)
+    return _changed(artefact, configure(artefact.config, channels=channels))
+
+
+def with_image_size(artefact: Artefact, image_size: Size) -> tuple[Artefact, tuple[str, ...]]:
+    """The model for images of another size, with its preprocessing, and in words what was done.
+
+    >>> config = configure("Ti/16", image_size=32, classes=2)
+    >>> feeding, state = Preprocessing(image_size=32), create(config).state_dict()
+    >>> small = Artefact(name="Ti/16", config=config, state=state, preprocessing=feeding, labels=("cat", "dog"))
+    >>> large, changes = with_image_size(small, 64)
+    >>> large.config.grid, large.preprocessing.image_size
+    ((4, 4), 64)
+    """
+    return _changed(artefact, configure(artefact.config, image_size=image_size))
+
+
+def _changed(artefact: Artefact, config: ModelConfig) -> tuple[Artefact, tuple[str, ...]]:
     feeding = Feeding(old=artefact.preprocessing, new=fed(artefact.preprocessing, config))
     # Nothing is drawn: every tensor comes from one that is there.
     fitted = adapt(artefact.state, old=artefact.config, new=config, feeding=feeding, generator=torch.Generator())

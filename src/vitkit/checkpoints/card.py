@@ -3,7 +3,7 @@
 import re
 from collections.abc import Sequence
 
-from vitkit.core.shapes import pair
+from vitkit.core.shapes import sides
 from vitkit.data.transforms import Preprocessing
 from vitkit.model.config import ViTConfig
 from vitkit.zoo.lookup import create
@@ -72,7 +72,7 @@ def _sizes(config: ModelConfig) -> list[str]:
     rows = [("parameters", f"{parameters:,}"), ("classes", f"{config.classes:,}")]
     if isinstance(config, ViTConfig):
         rows += [("width", f"{config.width:,}"), ("depth", str(config.depth)), ("heads", str(config.heads))]
-        rows += [("MLP width", f"{config.mlp_dim:,}"), ("patches", _sides(config.patch_size))]
+        rows += [("MLP width", f"{config.mlp_dim:,}"), ("patches", sides(config.patch_size))]
         rows += [("positions", config.positions.kind), ("pooling", config.pooling)]
     else:
         rows += [("units", "-".join(map(str, config.units))), ("width factor", str(config.width_factor))]
@@ -86,7 +86,7 @@ def _images(preprocessing: Preprocessing) -> list[str]:
     numbers = (preprocessing.mean, preprocessing.deviation)
     mean, deviation = (", ".join(f"{number:g}" for number in row) for row in numbers)
     return [
-        f"{_sides(preprocessing.image_size)} pixels of {count} channel{'' if count == 1 else 's'},",
+        f"{sides(preprocessing.image_size)} pixels of {count} channel{'' if count == 1 else 's'},",
         f"{RESIZES[preprocessing.resize]}{share}, by a {preprocessing.filter} filter{edges}.",
         f"From their values, as shares from 0 to 1, {mean} is subtracted, and they are divided by {deviation}.",
     ]
@@ -129,8 +129,3 @@ def _loading(config: ModelConfig, timm_refuses: str | None) -> list[str]:
         f'model = {auto}.from_pretrained("this/folder").eval()',
         "```",
     ]
-
-
-def _sides(size: int | tuple[int, int]) -> str:
-    height, width = pair(size)
-    return f"{height} × {width}"

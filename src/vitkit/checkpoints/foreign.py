@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from vitkit.checkpoints import native
+from vitkit.checkpoints.adapt import with_image_size
 from vitkit.checkpoints.files.guards import read_json
 from vitkit.checkpoints.files.readers import INDEX, SUFFIXES, TensorFile, open_tensors
 from vitkit.checkpoints.formats.bit import BIT
@@ -21,10 +22,11 @@ from vitkit.checkpoints.hub import located
 from vitkit.checkpoints.mapping import Fit, Rule, fit, read
 from vitkit.checkpoints.native import Artefact
 from vitkit.core.errors import UnknownNameError, WeightsError, did_you_mean
-from vitkit.core.shapes import Tensor, pair
+from vitkit.core.shapes import Size, Tensor, pair, sides
 from vitkit.data.image_processors import unread
 from vitkit.data.transforms import Preprocessing, preprocessing
 from vitkit.zoo.lookup import create, name_of
+from vitkit.zoo.published import published_file
 from vitkit.zoo.variants import ModelConfig
 
 WEIGHT_FILES = (*SUFFIXES, INDEX)
@@ -39,7 +41,7 @@ FORMATS: tuple[Format, ...] = (
 
 @dataclass(frozen=True, kw_only=True)
 class Found:
-    """What a file of weights is."""
+    """What a file of weights is. `fed` is what is said of its preprocessing, beside it or by whoever published it."""
 
     format: Format
     config: ModelConfig
@@ -56,10 +58,19 @@ class Found:
 
     @property
     def preprocessing(self) -> Preprocessing:
-        """What is said beside the file, or else what the origin's own code feeds the model."""
+        """What is said of the file, or else what the origin's own code does, at the size of the file's model."""
+        config = self.config
         if self.fed is not None:
-            return self.fed
-        return preprocessing(self.format.origin, image_size=self.config.image_size, channels=self.config.channels)
+            return _for_model(self.fed, config)
+        return preprocessing(self.format.origin, image_size=config.image_size, channels=config.channels)
+
+    @property
+    def fed_size(self) -> Size:
+        """The size of the images that the origin's own code feeds: the model's, unless it then resamples positions."""
+        stored, habit = self.config.image_size, self.format.input_size
+        if habit is None:
+            return stored
+        return self.fed.image_size if self.fed else (habit if min(pair(stored)) > habit else stored)
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -96,8 +107,8 @@ def identify(tensors: TensorFile, *, format: str | None = None) -> Found:  # noq
     config = chosen.describe(tensors.shapes, tensors.about)
     rules = chosen.rules(config, tensors.shapes)
     found = fit(rules, tensors.shapes, ignored=chosen.ignored)
-    fed, notes = preprocessing_beside(tensors.path, config, about=tensors.about)
-    return Found(
+    fed, notes = preprocessing_said(tensors.path, config, about=tensors.about, format=chosen)
+    recognised = Found(
         format=chosen,
         config=config,
         rules=rules,
@@ -106,51 +117,93 @@ def identify(tensors: TensorFile, *, format: str | None = None) -> Found:  # noq
         notes=(*tensors.notes, *notes),
         fed=fed,
     )
+    return replace(recognised, notes=(*recognised.notes, *_notes_on_sizes(recognised)))
 
 
-def preprocessing_beside(path: Path, config: ModelConfig, *, about: About) -> tuple[Preprocessing | None, list[str]]:
-    """What the files beside weights say of preprocessing, for the model; and notes on what is not as they say.
+def preprocessing_said(
+    path: Path,
+    config: ModelConfig,
+    *,
+    about: About,
+    format: Format,  # noqa: A002  the word users type
+) -> tuple[Preprocessing | None, list[str]]:
+    """What is said of the preprocessing of weights, and notes on what of it is not followed.
 
-    Hugging Face has a preprocessor_config.json, timm a part of config.json.
+    Hugging Face has a preprocessor_config.json beside them, timm a part of config.json, and a file of a published name
+    is fed as its publisher does.
     """
-    file, notes = (path if path.is_dir() else path.parent) / native.PREPROCESSING, []
+    file = (path if path.is_dir() else path.parent) / native.PREPROCESSING
     if file.is_file():
         data = read_json(file)
-        said: Preprocessing | None = Preprocessing.from_hub(data)
-        if unknown := unread(data):
-            notes.append(f"{file.name}: {len(unknown)} unknown and not followed: {', '.join(unknown)}")
-    else:
-        said = preprocessing_told(about.config)
-    if said is None:
-        return None, notes
+        unknown = unread(data)
+        names = f"{file.name}: {len(unknown)} unknown and not followed: {', '.join(unknown)}"
+        return Preprocessing.from_hub(data), [names] if unknown else []
+    if (told := preprocessing_told(about.config)) is not None:
+        return told, []
+    row = published_file(path.name, format=format.name)
+    if row is None or pair(row.image_size) != pair(config.image_size) or config.channels != row.config.channels:
+        return None, []
+    return row.preprocessing, [f"fed as the published file of this name: {row.source}"]
+
+
+def _for_model(said: Preprocessing, config: ModelConfig) -> Preprocessing:
+    """What is said of preprocessing, for the size and the channels of the model."""
     fed = replace(said, image_size=config.image_size)
-    if pair(said.image_size) != pair(fed.image_size):  # DINOv2's files say 224, and its positions 518
-        sizes = ["×".join(map(str, pair(size))) for size in (said.image_size, fed.image_size)]
-        notes.append(f"preprocessing is said to give {sizes[0]}, the model takes {sizes[1]}: adapt can change it")
-    if fed.channels != config.channels:
-        mean, deviation = (sum(numbers) / len(numbers) for numbers in (fed.mean, fed.deviation))
-        fed = replace(fed, channels=config.channels, mean=(mean,), deviation=(deviation,))
+    if fed.channels == config.channels:
+        return fed
+    mean, deviation = (sum(numbers) / len(numbers) for numbers in (fed.mean, fed.deviation))
+    return replace(fed, channels=config.channels, mean=(mean,), deviation=(deviation,))
+
+
+def _notes_on_sizes(found: Found) -> list[str]:
+    """In words where what is said, what is fed and what the model takes are not one."""
+    config, said, notes = found.config, found.fed, []
+    takes = sides(config.image_size)
+    if pair(found.fed_size) != pair(config.image_size):
+        fed = sides(found.fed_size)
+        notes.append(f"positions are for {takes}; its own code feeds {fed} and resamples them, and so does loading")
+    elif said is not None and pair(said.image_size) != pair(config.image_size):
+        notes.append(f"preprocessing is said to give {sides(said.image_size)}, the model takes {takes}")
+    if said is not None and said.channels != config.channels:
         notes.append(f"preprocessing is said to be of {said.channels} channels, the model takes {config.channels}")
-    return fed, notes
+    return notes
 
 
 def load(path: Path | str, *, format: str | None = None) -> Artefact:  # noqa: A002
-    """The model in a file, folder or `hub:` name of any format; what is missing in it or left over is an error."""
+    """The model in a file, folder or `hub:` name of any format, for images as its origin feeds them.
+
+    What is missing in it or left over is an error.
+    """
+    artefact, fed_size = _loaded(path, format=format)
+    if pair(fed_size) == pair(artefact.config.image_size):
+        return artefact
+    return with_image_size(artefact, fed_size)[0]
+
+
+def load_as_stored(path: Path | str, *, format: str | None = None) -> Artefact:  # noqa: A002
+    """The model as `load` has it, but for images of the size that its stored positions are for."""
+    return _loaded(path, format=format)[0]
+
+
+def _loaded(path: Path | str, *, format: str | None) -> tuple[Artefact, Size]:  # noqa: A002
+    """The model as it is stored, and the size of images that its origin feeds it."""
     path = located(path)
     if format == "vitkit" or (format is None and (native.is_ours(path) or not has_weights(path))):
-        return native.load(path)
+        ours = native.load(path)
+        return ours, ours.config.image_size
     with open_tensors(path) as tensors:
         found = identify(tensors, format=format)
         found.fit.check()
         state = dict(read(found.rules, tensors))
     check_shapes(state, found.config, path=Path(path))
-    return Artefact(
+    stored = Artefact(
         name=found.name,
         config=found.config,
         state=state,
         preprocessing=found.preprocessing,
         labels=found.labels,
     )
+    return stored, found.fed_size
 
 
 def has_weights(path: Path) -> bool:

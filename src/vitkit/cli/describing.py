@@ -11,7 +11,6 @@ from vitkit.cli.output import format_count
 if TYPE_CHECKING:
     from vitkit.checkpoints.formats.format import Format
     from vitkit.checkpoints.native import Artefact
-    from vitkit.core.shapes import Size
     from vitkit.data.transforms import Preprocessing
     from vitkit.zoo.variants import ModelConfig
 
@@ -182,7 +181,7 @@ def load(path: Path, *, format: str | None) -> "tuple[Description, Artefact]":  
         artefact = native.load(place)
         return describe_artefact(artefact, place=str(path)), artefact
     description = describe(path, format=format)
-    return description, foreign.load(place, format=description.format)
+    return description, foreign.load_as_stored(place, format=description.format)
 
 
 def check_exists(path: Path) -> None:
@@ -236,17 +235,9 @@ def counted(count: int, thing: str) -> str:
     return f"{count:,} {thing}{'' if count == 1 else 's'}"
 
 
-def sides(size: "Size") -> str:
-    """A size as height × width.
-
-    >>> sides(224), sides((224, 320))
-    ('224×224', '224×320')
-    """
-    return f"{size}×{size}" if isinstance(size, int) else "{}×{}".format(*size)
-
-
 def sizes_in_words(config: "ModelConfig") -> list[tuple[str, str]]:
     """The sizes of a model, a line for each kind."""
+    from vitkit.core.shapes import sides
     from vitkit.model.config import ViTConfig
 
     channels = "" if config.channels == 3 else f", {counted(config.channels, 'channel')}"
@@ -295,6 +286,8 @@ def preprocessing_in_words(found: "Preprocessing") -> str:
     >>> preprocessing_in_words(Preprocessing(antialias=False))
     'squash to 224×224, bilinear without antialias, mean 0.5, deviation 0.5'
     """
+    from vitkit.core.shapes import sides
+
     size, resized = sides(found.image_size), found.resized
     framing = {
         "squash": f"squash to {size}",

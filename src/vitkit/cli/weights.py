@@ -19,7 +19,6 @@ from vitkit.cli.describing import (
     find_format,
     load,
     place_of,
-    sides,
 )
 from vitkit.cli.machine import give_back_freed_memory
 from vitkit.cli.output import print_json, print_sections, result_console, safe_text, talk_console
@@ -206,6 +205,7 @@ def adapt(  # noqa: PLR0913, PLR0917  each is an option that users type
     """
     from vitkit.checkpoints import native
     from vitkit.cli.reshaping import Wish, read_labels, reshape
+    from vitkit.core.shapes import sides
 
     if classes is not None and labels is not None:
         raise click.UsageError("--labels says how many classes there are; leave --classes out")
@@ -245,7 +245,7 @@ def adapt(  # noqa: PLR0913, PLR0917  each is an option that users type
 def verify(file: Path, format_name: str | None, as_json: bool) -> None:
     """Run the model in FILE on a drawn image, and compare with its stored logits or with the library it came from.
 
-    Exit code 1 where they do not agree.
+    Exit code 1 where they do not agree, or where there is nothing to compare with.
 
     \b
     vitkit weights verify b16
@@ -278,7 +278,7 @@ def verify(file: Path, format_name: str | None, as_json: bool) -> None:
                 ("verdict", "agrees" if found.agrees else "does not agree"),
             ]
         print_sections({str(file): rows})
-    if compared and not found.agrees:
+    if not found.agrees:
         click.get_current_context().exit(DISAGREES)
 
 

@@ -15,7 +15,7 @@ A patch grid is a pair (rows, columns), never a single number.
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-__all__ = ["Bool", "Float", "Int", "Size", "Tensor", "pair"]
+__all__ = ["Bool", "Float", "Int", "Size", "Tensor", "pair", "sides"]
 
 Size = int | tuple[int, int]
 """A side for a square, or (height, width)."""
@@ -28,3 +28,12 @@ def pair(size: Size) -> tuple[int, int]:
     ((224, 224), (224, 320))
     """
     return (size, size) if isinstance(size, int) else size
+
+
+def sides(size: Size) -> str:
+    """A size as height × width.
+
+    >>> sides(224), sides((224, 320))
+    ('224×224', '224×320')
+    """
+    return "{}×{}".format(*pair(size))

@@ -15,9 +15,10 @@ from PIL import Image, ImageEnhance
 
 from vitkit.core.errors import ConfigError, UnknownNameError, did_you_mean
 from vitkit.core.shapes import pair
+from vitkit.data.geometry import crop, crop_resize, flip, planes, sampled
 from vitkit.data.randaugment import check_magnitude, randaugment
 from vitkit.data.source import Picture
-from vitkit.data.transforms import Preprocessing, check_channels, crop, crop_resize, flip, planes, sampled
+from vitkit.data.transforms import Preprocessing, check_channels
 
 _CROP_ATTEMPTS = 100  # TensorFlow's default, which the released code leaves as it is
 _ERASING_ATTEMPTS = 10

@@ -15,27 +15,29 @@ import torch
 from jaxtyping import UInt8
 from numpy.typing import NDArray
 from PIL import Image
-from torch.nn.functional import interpolate
 
 from vitkit.core.config import from_mapping, to_mapping
 from vitkit.core.errors import ConfigError, InputError, UnknownNameError, WeightsError, check_positive, did_you_mean
 from vitkit.core.shapes import Float, Size, Tensor, pair
 from vitkit.data import image_processors
+from vitkit.data.geometry import (
+    RESAMPLING,
+    Filter,
+    Rounding,
+    averaged,
+    centre,
+    covering,
+    crop,
+    crop_resize,
+    planes,
+    sampled,
+    sides_of,
+)
 from vitkit.data.image_processors import IMAGENET_DEVIATION, IMAGENET_MEAN
 from vitkit.data.source import Picture
 
-Filter = Literal["nearest", "bilinear", "bicubic", "lanczos"]
 Resize = Literal["squash", "squash_crop", "crop"]
-Rounding = Literal["even", "down"]
-Box = tuple[int | float, int | float, int | float, int | float]
-"""(left, top, right, bottom) in pixels, as Pillow has it."""
 
-_RESAMPLING: dict[Filter, Image.Resampling] = {
-    "nearest": Image.Resampling.NEAREST,
-    "bilinear": Image.Resampling.BILINEAR,
-    "bicubic": Image.Resampling.BICUBIC,
-    "lanczos": Image.Resampling.LANCZOS,
-}
 _MOST_BEFORE_CROP = 2**25
 """Pixels of a picture before its centre crop: without a limit, one of 1 × 60 000 would fill the memory."""
 
@@ -47,8 +49,9 @@ class Preprocessing:
     `resize` is "squash" (to exactly image_size, as the paper's released code does), "crop" (the shorter side to
     image_size / crop_share rounded down, then the centre: DeiT, timm, torchvision) or "squash_crop" (both sides to
     image_size / crop_share, then the centre: the paper's few-shot probe). Without `antialias`, bilinear pixels are
-    those of `tf.image.resize`: four neighbours however far the image shrinks, not rounded to integers.
-    `crop_rounding` says where the middle of an odd border begins: at the even pixel, or "down" for Hugging Face's.
+    those of `tf.image.resize`: four neighbours however far the image shrinks, not rounded to integers. The filter
+    "area" is that of big_vision, and rounds the longer side as it does. `crop_rounding` says where the middle of an
+    odd border begins: at the even pixel, or "down" for Hugging Face's and big_vision's.
     A `mean` or `deviation` of one number, as shares of 255, stands for all channels.
 
     >>> Preprocessing(resize="crop", crop_share=0.9).resized
@@ -121,22 +124,27 @@ class Preprocessing:
         check_channels(picture, channels=self.channels)
         if self.antialias:
             return planes(self.framed(picture))
-        left, top, right, bottom = _centre(self.resized, pair(self.image_size), self.crop_rounding)
+        left, top, right, bottom = centre(self.resized, pair(self.image_size), self.crop_rounding)
         return sampled(planes(picture), self.resized)[:, top:bottom, left:right].copy()
 
     def framed(self, picture: Picture) -> Picture:
         """The picture at image_size, resized with antialias and cropped, still a picture."""
         target = pair(self.image_size)
-        height, width = _sides(picture)
-        resized = _covering((height, width), self.resized) if self.resize == "crop" else self.resized
+        height, width = sides_of(picture)
+        resized = self.resized
+        if self.resize == "crop":
+            resized = covering((height, width), resized, rounded=self.filter == "area")
         if resized != target and math.prod(resized) > _MOST_BEFORE_CROP:
             # A strip: only its middle is resized. The same but for the rounding of where that middle begins.
-            left, top, right, bottom = _centre(resized, target, self.crop_rounding)
+            left, top, right, bottom = centre(resized, target, self.crop_rounding)
             down, across = height / resized[0], width / resized[1]
             box = (left * across, top * down, min(right * across, width), min(bottom * down, height))
             return crop_resize(picture, box=box, size=target, resampling=self.filter)
-        whole = crop_resize(picture, box=(0, 0, width, height), size=resized, resampling=self.filter)
-        return whole if resized == target else crop(whole, box=_centre(resized, target, self.crop_rounding))
+        if self.filter == "area":
+            whole = averaged(picture, resized)
+        else:
+            whole = crop_resize(picture, box=(0, 0, width, height), size=resized, resampling=self.filter)
+        return whole if resized == target else crop(whole, box=centre(resized, target, self.crop_rounding))
 
     def normalise(self, pixels: UInt8[Tensor, "B C H W"] | Float[Tensor, "B C H W"]) -> Float[Tensor, "B C H W"]:
         """The batch as the model takes it: (pixels − 255 mean) / (255 deviation), in float32.
@@ -169,7 +177,7 @@ class Preprocessing:
             "image_processor_type": "BitImageProcessor" if crops else "ViTImageProcessor",
             "do_resize": True,
             "size": resized,
-            "resample": int(_RESAMPLING[self.filter]),
+            "resample": int(RESAMPLING[self.filter]),
             "do_center_crop": crops,
             **({"crop_size": {"height": height, "width": width}, "crop_pct": self.crop_share} if crops else {}),
             "do_rescale": True,
@@ -215,11 +223,13 @@ _IMAGENET = replace(_IMAGENET_SQUASH, resize="crop", crop_share=0.875, filter="b
 ORIGINS: dict[str, Preprocessing] = {
     "paper": _PAPER,
     "bit": _PAPER,
+    "big_vision": Preprocessing(resize="crop", crop_share=0.875, filter="area", crop_rounding="down"),
     "timm_augreg": Preprocessing(resize="crop", crop_share=0.9, filter="bicubic"),
     "deit": _IMAGENET,
     "mae": _IMAGENET,
     "dinov2": _IMAGENET,
     "dinov3": _IMAGENET_SQUASH,
+    "dinov3_satellite": Preprocessing(mean=(0.430, 0.411, 0.296), deviation=(0.213, 0.156, 0.143)),
     "torchvision": replace(_IMAGENET, filter="bilinear"),
     "huggingface": Preprocessing(),
     "huggingface_deit": replace(_IMAGENET, resize="squash_crop", crop_rounding="down"),
@@ -227,8 +237,13 @@ ORIGINS: dict[str, Preprocessing] = {
     "huggingface_dinov2": replace(_IMAGENET, crop_rounding="down"),
 }
 """What the weights of each origin were evaluated with, at 224 pixels; DINOv3's are its README's."""
-_WHOLE_FROM = {"timm_augreg": 384, "mae": 225}
-"""From this size on nothing is cut off: so timm configures every AugReg model of 384 pixels, and so MAE's code does."""
+_AT_SIZES: dict[str, tuple[int, dict[str, object]]] = {
+    "timm_augreg": (384, {"crop_share": 1.0}),
+    "mae": (225, {"crop_share": 1.0}),
+    "torchvision": (384, {"crop_share": 1.0, "filter": "bicubic"}),
+    "big_vision": (384, {"crop_share": 384 / 448}),
+}
+"""What changes from a size on: with timm's AugReg, MAE's code, torchvision's SWAG and big_vision's transfers."""
 
 
 def preprocessing(origin: str, *, image_size: Size, channels: int = 3) -> Preprocessing:
@@ -243,95 +258,13 @@ def preprocessing(origin: str, *, image_size: Size, channels: int = 3) -> Prepro
         hint = did_you_mean(origin, ORIGINS) or f"known origins: {', '.join(ORIGINS)}"
         raise UnknownNameError(f"there is no preprocessing of {origin!r}", hint=hint)
     found = replace(ORIGINS[origin], image_size=image_size)
-    if min(pair(image_size)) >= _WHOLE_FROM.get(origin, math.inf):
-        found = replace(found, crop_share=1.0)
+    least, otherwise = _AT_SIZES.get(origin, (math.inf, {}))
+    if min(pair(image_size)) >= least:
+        found = from_mapping(Preprocessing, to_mapping(found) | otherwise)
     if channels == 3:
         return found
     mean, deviation = sum(found.mean) / 3, sum(found.deviation) / 3
     return replace(found, channels=channels, mean=(mean,), deviation=(deviation,))
-
-
-# Geometry
-
-
-def crop_resize(
-    picture: Picture, *, box: Box, size: tuple[int, int], resampling: Filter, reducing_gap: float | None = None
-) -> Picture:
-    """The part of the picture in `box`, resized to (height, width) with antialias.
-
-    `reducing_gap` lets Pillow first shrink by a whole factor and leave the filter at least that much to do: three
-    times quicker on a photo of 12 megapixels and not the same pixels, so training uses it and evaluation does not.
-
-    >>> crop_resize(Image.new("L", (8, 6)), box=(1, 1, 7, 5), size=(4, 4), resampling="bilinear").size
-    (4, 4)
-    """
-    height, width = size
-    if isinstance(picture, Image.Image):
-        if picture.size == (width, height) and box == (0, 0, width, height):
-            return picture  # as Pillow does, without the copy
-        return picture.resize((width, height), _RESAMPLING[resampling], box=box, reducing_gap=reducing_gap)
-    bands = (Image.fromarray(plane) for plane in np.moveaxis(picture, 2, 0))
-    sized = (crop_resize(band, box=box, size=size, resampling=resampling, reducing_gap=reducing_gap) for band in bands)
-    return np.stack([np.asarray(band) for band in sized], axis=2)
-
-
-def crop(picture: Picture, *, box: tuple[int, int, int, int]) -> Picture:
-    """The part of the picture in `box`; black where the box reaches beyond it.
-
-    >>> crop(Image.new("L", (8, 6), 255), box=(-1, 0, 1, 1)).tobytes()
-    b'\\x00\\xff'
-    """
-    if isinstance(picture, Image.Image):
-        return picture.crop(box)
-    left, top, right, bottom = box
-    height, width, channels = picture.shape
-    part = np.zeros((bottom - top, right - left, channels), dtype=np.uint8)
-    rows, columns = slice(max(top, 0), max(min(bottom, height), 0)), slice(max(left, 0), max(min(right, width), 0))
-    inside = picture[rows, columns]
-    part[rows.start - top :, columns.start - left :][: inside.shape[0], : inside.shape[1]] = inside
-    return part
-
-
-def flip(picture: Picture) -> Picture:
-    """The picture, left and right exchanged.
-
-    >>> flip(np.array([[[1], [2]]], dtype=np.uint8)).tolist()
-    [[[2], [1]]]
-    """
-    if isinstance(picture, Image.Image):
-        return picture.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
-    return picture[:, ::-1]
-
-
-def planes(picture: Picture) -> NDArray[np.uint8]:
-    """The picture's pixels, C × H × W, in memory of their own.
-
-    >>> planes(Image.new("RGB", (2, 1), (7, 8, 9))).tolist()
-    [[[7, 7]], [[8, 8]], [[9, 9]]]
-    """
-    if not isinstance(picture, Image.Image):
-        return np.array(np.moveaxis(picture, 2, 0), order="C")
-    width, height = picture.size
-    bands = picture.getbands()
-    if len(bands) == 1:
-        return np.array(picture)[None]
-    pixels = np.empty((len(bands), height, width), dtype=np.uint8)
-    if height * width < 4096:
-        pixels[:] = np.moveaxis(np.asarray(picture), 2, 0)
-    else:  # asking for one band at a time halves the time on larger pictures
-        for plane, band in zip(pixels, bands, strict=True):
-            plane[:] = np.frombuffer(picture.tobytes("raw", band), dtype=np.uint8).reshape(height, width)
-    return pixels
-
-
-def sampled(pixels: NDArray[np.uint8], size: tuple[int, int]) -> NDArray[np.float32]:
-    """C × H × W pixels resized without antialias: bilinear between four neighbours, half-pixel centres, not rounded.
-
-    >>> sampled(np.array([[[0, 10, 20, 30]]], dtype=np.uint8), (1, 2)).tolist()
-    [[[5.0, 25.0]]]
-    """
-    batch = torch.from_numpy(pixels.astype(np.float32))[None]
-    return interpolate(batch, size, mode="bilinear", align_corners=False)[0].numpy()
 
 
 def check_channels(picture: Picture, *, channels: int) -> None:
@@ -344,28 +277,3 @@ def check_channels(picture: Picture, *, channels: int) -> None:
     found = len(picture.getbands()) if isinstance(picture, Image.Image) else picture.shape[2]
     if found != channels:
         raise InputError("the picture has other channels", expected=channels, got=found)
-
-
-def _sides(picture: Picture) -> tuple[int, int]:
-    """(height, width)."""
-    if isinstance(picture, Image.Image):
-        return picture.height, picture.width
-    return picture.shape[0], picture.shape[1]
-
-
-def _covering(sides: tuple[int, int], target: tuple[int, int]) -> tuple[int, int]:
-    """(height, width) of a picture's sides scaled until they cover the target, rounded as timm and torchvision do."""
-    height, width = sides
-    if target[0] == target[1]:
-        if height < width:
-            return target[0], int(target[0] * width / height)
-        return int(target[0] * height / width), target[0]
-    ratio = min(height / target[0], width / target[1])
-    return round(height / ratio), round(width / ratio)
-
-
-def _centre(resized: tuple[int, int], size: tuple[int, int], rounding: Rounding) -> tuple[int, int, int, int]:
-    """The box of a centre crop, rounded to even as timm and torchvision do, or down as transformers does."""
-    half = round if rounding == "even" else math.floor
-    top, left = (half((whole - part) / 2) for whole, part in zip(resized, size, strict=True))
-    return left, top, left + size[1], top + size[0]

@@ -10,7 +10,8 @@ converted from.
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 
-from vitkit.data.transforms import Filter, Preprocessing, preprocessing
+from vitkit.data.geometry import Filter
+from vitkit.data.transforms import Preprocessing, preprocessing
 from vitkit.zoo.lookup import configure
 from vitkit.zoo.variants import ModelConfig
 
@@ -67,6 +68,18 @@ def published(pattern: str = "*") -> tuple[Published, ...]:
     """
     wanted = pattern.lower()
     return tuple(row for row in PUBLISHED if any(fnmatchcase(name.lower(), wanted) for name in _names(row)))
+
+
+def published_file(name: str, *, format: str) -> Published | None:  # noqa: A002  the column's name
+    """The published file of that name in a format, if there is one.
+
+    >>> published_file("vit_b_16_swag-9ac1b537.pth", format="torchvision").image_size
+    384
+    """
+    for row in PUBLISHED:
+        if row.format == format and not row.source.startswith("hub:") and row.source.endswith(f"/{name}"):
+            return row
+    return None
 
 
 def _names(row: Published) -> tuple[str, ...]:
@@ -316,6 +329,15 @@ def _dinov2(size: str, *, registers: bool) -> tuple[Published, Published]:
     )
 
 
+def _dinov3(file: str, model: str, *, origin: str = "dinov3") -> Published:
+    """Meta's file, behind a form; positions are rotary, so that any size fits."""
+    settings = ("positions.kind=rotary", "tokens.registers=4", "block.layer_scale=1.0")
+    place = "https://dinov3.llamameta.net"
+    return _hub(
+        f"{place}/{file.partition('_pretrain')[0]}/{file}", model, "dinov3", origin, classes=0, settings=settings
+    )
+
+
 def _deit(name: str, digest: str, model: str, top1: float) -> tuple[Published, Published]:
     """The repository on the hub and Facebook's file. On the hub a DeiT without a distillation token is a plain ViT."""
     distilled, image_size = "distilled" in name, int(name[-3:])
@@ -367,6 +389,10 @@ _FACEBOOK = (
     *_mae("base", "B/16", 83.664),
     *_mae("large", "L/16", 85.952),
     *_mae("huge", "H/14", 86.928),
+    _dinov3("dinov3_vits16_pretrain_lvd1689m-08c60483.pth", "S/16"),
+    _dinov3("dinov3_vitb16_pretrain_lvd1689m-73cec8be.pth", "B/16"),
+    _dinov3("dinov3_vitl16_pretrain_lvd1689m-8aa4cbdd.pth", "L/16"),
+    _dinov3("dinov3_vitl16_pretrain_sat493m-eadcf0ff.pth", "L/16", origin="dinov3_satellite"),
     *(row for size in _DINOV2_SIZES for registers in (False, True) for row in _dinov2(size, registers=registers)),
 )
 

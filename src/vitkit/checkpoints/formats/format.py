@@ -28,7 +28,8 @@ class Format:
     `describe` tells the model in a file from names and shapes, with this origin's GELU, eps, positions and tokens.
     `rules` are the table for a model; with the shapes of a file in that file's dialect, else in the one we write.
     `refuses` says in a few words why the format cannot hold a model, or None. `ignored` are patterns of names that
-    belong to something else: decoders, mask tokens. `origin` names the preprocessing.
+    belong to something else: decoders, mask tokens. `origin` names the preprocessing. `input_size` is what the origin's
+    own code feeds models whose positions are for more, where it resamples these to whatever comes.
     """
 
     name: str
@@ -40,3 +41,4 @@ class Format:
     rules: Callable[[ModelConfig, Shapes | None], Sequence[Rule]]
     refuses: Callable[[ModelConfig], str | None]
     ignored: tuple[str, ...] = ()
+    input_size: int | None = None

@@ -221,7 +221,9 @@ def mlp_ratio(config: ViTConfig) -> int | None:
 # The rows
 
 
-def _row(family: Family, *, name: str, title: str, origin: str, ignored: Sequence[str]) -> Format:
+def _row(
+    family: Family, *, name: str, title: str, origin: str, ignored: Sequence[str], input_size: int | None = None
+) -> Format:
     prefix = "|".join(map(re.escape, family.prefixes))
     return Format(
         name=name,
@@ -233,6 +235,7 @@ def _row(family: Family, *, name: str, title: str, origin: str, ignored: Sequenc
         rules=partial(rules, family),
         refuses=partial(refuses, family),
         ignored=tuple(pattern.replace("PREFIX", f"(?:{prefix})") for pattern in ignored),
+        input_size=input_size,
     )
 
 
@@ -249,6 +252,7 @@ HF_DINOV2 = _row(
     title="Hugging Face DINOv2, with registers or without",
     origin="huggingface_dinov2",
     ignored=_UNREAD[:1],
+    input_size=224,
 )
 FAMILIES = {HF_VIT.name: VIT, HF_DEIT.name: DEIT, HF_VIT_MAE.name: VIT_MAE, HF_DINOV2.name: DINOV2}
 

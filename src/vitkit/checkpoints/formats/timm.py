@@ -262,6 +262,7 @@ DINOV2 = Format(
     rules=lambda config, shapes: rules(config, shapes, written=DINOV2_SPELLING),
     refuses=refused_by_dinov2,
     ignored=(r"(.*\.)?mask_token",),
+    input_size=224,
 )
 DINOV3 = Format(
     name="dinov3",

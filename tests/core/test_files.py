@@ -3,11 +3,21 @@
 import errno
 import hashlib
 import os
+import threading
+from pathlib import Path
 
 import pytest
 
 from vitkit.core import files
-from vitkit.core.files import commit_folder, remove_leftovers, sha256, write_bytes, write_text, written_aside
+from vitkit.core.files import (
+    commit_folder,
+    one_at_a_time,
+    remove_leftovers,
+    sha256,
+    write_bytes,
+    write_text,
+    written_aside,
+)
 
 
 def names(folder) -> list[str]:
@@ -113,3 +123,29 @@ def test_sha256_waits_for_no_pipe(tmp_path) -> None:
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(FileNotFoundError, match="not a file"):
         sha256(tmp_path / "pipe")
+
+
+def test_a_block_is_entered_by_one_at_a_time(tmp_path: Path) -> None:
+    order: list[str] = []
+    started, release = threading.Event(), threading.Event()
+
+    def first() -> None:
+        with one_at_a_time(tmp_path / "work"):
+            started.set()
+            release.wait(30)
+            order.append("first")
+
+    def second() -> None:
+        with one_at_a_time(tmp_path / "work"):
+            order.append("second")
+
+    threads = [threading.Thread(target=first)]
+    threads[0].start()
+    assert started.wait(30)
+    threads.append(threading.Thread(target=second))
+    threads[1].start()
+    with one_at_a_time(tmp_path / "other"):  # another path is not waited for
+        release.set()
+    for thread in threads:
+        thread.join(30)
+    assert order == ["first", "second"]

@@ -1,5 +1,6 @@
 """Features are computed once, whatever interrupts, and belong to one model, one preparation and one set of images."""
 
+import resource
 from dataclasses import replace
 from pathlib import Path
 
@@ -46,7 +47,7 @@ def test_features_are_those_of_the_model_and_are_computed_once(tmp_path: Path, m
     monkeypatch.setattr(features_module, "_fill", lambda *_, **__: pytest.fail("computed again"))
     assert np.array_equal(found, cached_features(known, source, folder=tmp_path))
     assert isinstance(found, np.memmap)
-    assert [path.suffix for path in tmp_path.iterdir()] == [".npy"]
+    assert [path.suffix for path in tmp_path.iterdir() if not path.name.startswith(".")] == [".npy"]
 
 
 def _picture(source: Subset, index: int):
@@ -83,6 +84,21 @@ def test_an_interrupted_file_goes_on_where_it_was(tmp_path: Path, monkeypatch: p
     found = cached_features(known, source, folder=tmp_path / "cut", batch_size=4, progress=told.append)
     assert told[0] == 16  # what was saved; the batch after it is computed again
     assert sum(told) == 30
+    np.testing.assert_allclose(found, whole, rtol=0, atol=1e-6)
+
+
+def test_a_full_disk_is_named_and_what_was_computed_is_gone_on_from(tmp_path: Path) -> None:
+    known, source = artefact(), some()
+    whole = np.array(cached_features(known, source, folder=tmp_path / "whole"))
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (whole.nbytes // 2, limit[1]))
+    try:
+        with pytest.raises(DataError, match=r"partial\.npy: File too large") as caught:
+            cached_features(known, source, folder=tmp_path / "full", batch_size=4)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+    assert "XDG_CACHE_HOME" in (caught.value.hint or "")
+    found = cached_features(known, source, folder=tmp_path / "full")
     np.testing.assert_allclose(found, whole, rtol=0, atol=1e-6)
 
 

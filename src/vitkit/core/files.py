@@ -50,6 +50,28 @@ def written_aside(path: Path | str) -> Iterator[Path]:
     sync_folder(path.parent)
 
 
+@contextmanager
+def one_at_a_time(path: Path | str) -> Iterator[None]:
+    """Let no two processes of a machine be in the block at once for the same path; the later one waits.
+
+    The lock ends with its process, however that ends. Where the system has no such locks, nothing is waited for.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder, one_at_a_time(Path(folder, "features")):
+    ...     [path.name for path in Path(folder).iterdir()]
+    ['.features.lock']
+    """
+    path = Path(path)
+    try:
+        import fcntl  # noqa: PLC0415  not on every system
+    except ImportError:  # pragma: no cover
+        yield
+        return
+    with path.with_name(f".{path.name}.lock").open("wb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
 def commit_folder(path: Path | str, fill: Callable[[Path], None]) -> None:
     """Let `fill` write files into a folder aside, and give the folder its name once all of them are on the disk.
 

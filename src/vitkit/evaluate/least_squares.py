@@ -15,6 +15,8 @@ BIAS = 100.0
 """The constant column: large, so that l2 hardly holds the bias back."""
 EPS = 1e-5
 L2 = 2.0**10
+ROWS = 4096
+"""Features that are held in double precision at once: the rest may lie on disk."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,8 +63,6 @@ class Head:
 def solve(features: Float[Tensor, "N F"], labels: Int[Tensor, "N"], *, classes: int) -> Solved:
     """Prepare the heads of all l2 at once, in float64.
 
-    Where images are fewer than features, XXᵀ is the smaller matrix and has the same eigenvalues.
-
     >>> features = torch.tensor([[0.0, 1.0], [0.1, 1.0], [1.0, 0.0], [1.0, 0.2]])
     >>> head = solve(features, torch.tensor([0, 0, 1, 1]), classes=2).head(l2=0.1)
     >>> head(features).argmax(dim=1).tolist()
@@ -70,28 +70,66 @@ def solve(features: Float[Tensor, "N F"], labels: Int[Tensor, "N"], *, classes: 
     """
     if len(features) < 1 or len(features) != len(labels):
         raise InputError("nothing to learn from", expected="a label for each of one or more images", got=len(labels))
-    standard = features.double()
-    mean = standard.mean(dim=0)
-    standard = standard - mean
-    deviation = standard.square().mean(dim=0).sqrt() + EPS
-    standard /= deviation
-    wanted = signs(labels, classes=classes)
-    if len(features) >= features.shape[1]:
-        eigenvalues, directions = torch.linalg.eigh(standard.T @ standard)
-    else:
-        eigenvalues, sides = torch.linalg.eigh(standard @ standard.T)
-        real = eigenvalues > eigenvalues[-1] * 1e-12  # centred, so that one at least is none
-        eigenvalues = eigenvalues[real]
-        directions = standard.T @ (sides[:, real] / eigenvalues.sqrt())
+    mean = torch.stack([rows.double().sum(dim=0) for rows in features.split(ROWS)]).sum(dim=0) / len(features)
+    wanted = wanted_of(labels, classes=classes)
+    if len(features) < features.shape[1]:
+        return _by_images(features.double() - mean, labels, mean=mean, totals=wanted)
+    gram = torch.zeros(features.shape[1], features.shape[1], dtype=torch.float64)
+    sums = torch.zeros(classes, features.shape[1], dtype=torch.float64)
+    for rows, of in zip(features.split(ROWS), labels.split(ROWS), strict=True):
+        centred = rows.double() - mean
+        gram.addmm_(centred.T, centred)
+        sums.index_add_(0, of, centred)
+    deviation = (gram.diagonal() / len(features)).sqrt() + EPS
+    eigenvalues, directions = torch.linalg.eigh(gram / deviation[:, None] / deviation)
     return Solved(
         mean=mean,
         deviation=deviation,
         eigenvalues=eigenvalues.clamp(min=0),
         directions=directions,
-        targets=directions.T @ (standard.T @ wanted),
-        totals=wanted.sum(dim=0),
+        targets=directions.T @ _asked(sums, deviation),
+        totals=wanted,
         images=len(labels),
     )
+
+
+def _by_images(
+    centred: Float[Tensor, "N F"], labels: Int[Tensor, "N"], *, mean: Float[Tensor, "F"], totals: Float[Tensor, "Y"]
+) -> Solved:
+    """The same from XXᵀ, the smaller matrix of the two where images are fewer than features."""
+    deviation = centred.square().mean(dim=0).sqrt() + EPS
+    standard = centred / deviation
+    eigenvalues, sides = torch.linalg.eigh(standard @ standard.T)
+    real = eigenvalues > eigenvalues[-1] * 1e-12  # centred, so that one at least is none
+    eigenvalues = eigenvalues[real]
+    directions = standard.T @ (sides[:, real] / eigenvalues.sqrt())
+    sums = torch.zeros(len(totals), centred.shape[1], dtype=torch.float64).index_add_(0, labels, centred)
+    return Solved(
+        mean=mean,
+        deviation=deviation,
+        eigenvalues=eigenvalues,
+        directions=directions,
+        targets=directions.T @ _asked(sums, deviation),
+        totals=totals,
+        images=len(labels),
+    )
+
+
+def _asked(sums: Float[Tensor, "Y F"], deviation: Float[Tensor, "F"]) -> Float[Tensor, "F Y"]:
+    """Xᵀ times the targets, from the sum of each class's features, centred but not yet divided by their deviation.
+
+    A target is 2 where the class is the image's, less 1 everywhere; and the sum of centred features is 0.
+    """
+    return (2 * sums / deviation).T
+
+
+def wanted_of(labels: Int[Tensor, "N"], *, classes: int) -> Float[Tensor, "Y"]:
+    """The sum of the targets of each class.
+
+    >>> wanted_of(torch.tensor([1, 1, 0]), classes=2).tolist()
+    [-1.0, 1.0]
+    """
+    return 2 * torch.bincount(labels, minlength=classes).double() - len(labels)
 
 
 def signs(labels: Int[Tensor, "N"], *, classes: int) -> Float[Tensor, "N Y"]:

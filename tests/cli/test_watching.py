@@ -34,7 +34,7 @@ def pulse(step: int, *, steps: int = 100) -> Pulse:
         steps=steps,
         epoch=step / 50,
         loss=1.25,
-        top1=0.5,
+        shares={"top1": 0.5},
         lr=1e-3,
         images_per_second=1234.5,
         waiting=0.07,
@@ -87,6 +87,18 @@ def test_an_evaluation_has_a_line(written):
     with Shown() as shown:
         shown.evaluated(30, {"val_top1": 0.915, "val_loss": 0.25, "val_top5": 1.0})
     assert written.getvalue() == "step 30: validation top-1 91.50%, loss 0.250\n"
+
+
+@pytest.mark.parametrize(
+    ("shares", "shown"), [({}, ""), ({"right": 0.4}, "patches right 40.00%, "), ({"top1": 0.5}, "top-1 50.00%, ")]
+)
+def test_what_is_right_is_shown_where_there_is_such_a_thing(written, shares, shown):
+    with Shown() as watcher:
+        watcher.evaluated(30, {"val_loss": 0.25} | {f"val_{name}": share for name, share in shares.items()})
+        watcher.pulse(replace(pulse(1), shares=shares))
+    judged, step = written.getvalue().splitlines()
+    assert judged == f"step 30: validation {shown}loss 0.250"
+    assert f" · loss 1.250 · {shown.replace('.00%, ', '% · ')}lr 1.00e-03 · " in step
 
 
 def test_a_terminal_has_a_bar_with_the_numbers_and_the_time_left(terminal):

@@ -8,7 +8,7 @@ from vitkit.core.shapes import pair
 from vitkit.data.augment import AugmentConfig
 from vitkit.data.transforms import preprocessing
 from vitkit.model.vit import ViT
-from vitkit.recipes import augreg, table3, table4
+from vitkit.recipes import augreg, distillation, selfsupervised, table3, table4
 from vitkit.recipes.recipe import Recipe
 from vitkit.recipes.table import RECIPES, find, matching
 from vitkit.train.config import RunConfig
@@ -24,6 +24,17 @@ SMALL = {
     "folder",
     "finetune-folder",
 }
+
+WITHOUT_LABELS = {
+    "masked-b16",
+    "mae-b16",
+    "masked-folder",
+    "mae-folder",
+    *(f"{method}-{data}" for method in ("masked", "mae") for data in ("fashion-mnist", "cifar10-small")),
+    *(f"{data}-1-percent{after}" for data in ("fashion-mnist", "cifar10") for after in ("", "-after")),
+}
+
+DISTILLED = {"digits-distilled", "deit-ti16-distilled", "deit-s16-distilled", "deit-b16-distilled"}
 
 # Table 3: name, model, epochs, lr, decay, its end, weight decay, dropout, clip.
 TABLE_3 = """
@@ -133,6 +144,8 @@ def test_the_papers_rows_and_the_small_recipes_are_all_there_and_nothing_else():
     assert by_group.pop(table3.GROUP) == pretraining
     assert by_group.pop(table4.GROUP) == set(TABLE_4)
     assert len(by_group.pop(augreg.GROUP)) == 2 * 9 * 7
+    assert by_group.pop(selfsupervised.GROUP) == WITHOUT_LABELS
+    assert by_group.pop(distillation.GROUP) == DISTILLED
     assert list(by_group.values()) == [SMALL]
 
 
@@ -177,6 +190,41 @@ def test_fine_tuning_is_table_4(name: str):
     assert (run.data.val_share, run.model.image_size, optimizer.average) == (dev_share, image_size, average)
     assert run.augment == AugmentConfig()
     assert run.model.new_head
+
+
+def test_masked_prediction_is_appendix_b_1_2():
+    run = find("masked-b16").make()
+    schedule, optimizer, masked = run.schedule, run.optimizer, run.objective.masked
+    assert (run.model.name, run.model.image_size, run.objective.name) == ("B/16", 224, "masked")
+    assert (schedule.batch_size, schedule.steps, schedule.warmup_steps) == (4096, 1_000_000, 10_000)
+    assert (schedule.lr, schedule.decay, optimizer.name) == (2e-4, "cosine", "adam")
+    assert (masked.target, masked.corrupted, masked.mask, masked.other) == ("mean_colour", 0.5, 0.8, 0.1)
+
+
+def test_the_autoencoder_is_that_of_its_paper():
+    run = find("mae-b16").make()
+    schedule, optimizer, decoder = run.schedule, run.optimizer, run.objective.autoencoder
+    assert (run.model.name, run.model.image_size, run.objective.name) == ("B/16", 224, "autoencoder")
+    assert (schedule.batch_size, schedule.epochs, schedule.decay) == (4096, 800.0, "cosine")
+    assert schedule.lr == pytest.approx(2.4e-3)
+    assert schedule.warmup_steps == 12511  # 40 epochs of 1,281,167 images
+    assert (optimizer.beta1, optimizer.beta2, optimizer.weight_decay, optimizer.clip) == (0.9, 0.95, 0.05, None)
+    assert (decoder.hidden, decoder.width, decoder.depth, decoder.heads, decoder.normalise) == (0.75, 512, 8, 16, True)
+    assert (run.augment.crop, run.augment.crop_area, run.augment.flip) == ("inception", (0.2, 1.0), True)
+
+
+def test_one_percent_of_the_labels_is_the_same_with_and_without_pre_training():
+    for data in ("fashion-mnist", "cifar10"):
+        scratch, after = (find(f"{data}-1-percent{ending}").make() for ending in ("", "-after"))
+        assert scratch.data == after.data
+        assert scratch.data.label_share == 0.01
+        assert (scratch.schedule, scratch.augment, scratch.objective) == (
+            after.schedule,
+            after.augment,
+            after.objective,
+        )
+        for before in matching(f"m*-{data}*"):
+            assert before.make().model == scratch.model
 
 
 @pytest.mark.parametrize("level", LEVELS)

@@ -2,9 +2,14 @@
 
 import pytest
 import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
 
-from vitkit.train.ledger import keep_ledger, peak_flops
-from vitkit.zoo.lookup import configure
+from vitkit.model.masked import AutoencoderConfig, MaskedConfig
+from vitkit.train.config import ObjectiveConfig, RunConfig
+from vitkit.train.ledger import keep_ledger, operations, peak_flops
+from vitkit.train.make import around
+from vitkit.zoo.lookup import configure, create
 
 CONFIG = configure("Ti/16", image_size=32, classes=10)
 SPEED = [
@@ -48,3 +53,28 @@ def test_a_run_too_short_to_be_timed_has_no_speed():
 
 def test_the_measured_peak_is_one_that_a_computer_can_have():
     assert 1e8 < peak_flops(torch.device("cpu"), side=256, repeats=3) < 1e15
+
+
+@pytest.mark.parametrize(
+    "objective",
+    [
+        ObjectiveConfig(name="masked"),
+        ObjectiveConfig(name="masked", masked=MaskedConfig(target="downsized")),
+        ObjectiveConfig(name="autoencoder", autoencoder=AutoencoderConfig(width=32, depth=2, heads=2)),
+    ],
+    ids=["masked", "downsized", "autoencoder"],
+)
+@pytest.mark.parametrize("settings", [(), ("pooling=mean",), ("tokens.registers=3",)], ids=str)
+def test_operations_of_pre_training_are_those_that_torch_counts(objective, settings):
+    config = configure("Ti/16", image_size=32, patch_size=4, classes=0, settings=("depth=2", *settings))
+    run = RunConfig(objective=objective)
+    model = around(create(config), run).eval()
+    images = torch.zeros(1, 3, 32, 32)
+    places = torch.zeros(1, 32 if objective.name == "masked" else 48, dtype=torch.long)
+    hidden = [torch.zeros(1, 16, dtype=torch.long)]
+    if objective.name == "masked":
+        hidden = [torch.zeros(1, 64, dtype=torch.long), torch.zeros(1, 64, dtype=torch.bool)]
+    # The fused kernel of a CPU is not counted; its plain form, with the same products, is.
+    with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter, torch.no_grad():
+        model(images, *hidden, places)
+    assert operations(objective, config) == counter.get_total_flops()

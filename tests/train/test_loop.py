@@ -17,7 +17,7 @@ from vitkit.train.state import Checkpoints, Progress
 from vitkit.train.update import Trainer, Update
 from vitkit.train.watch import Pulse, Watcher
 
-UPDATE = Update(loss=1.0, top1=0.5, lr=0.1, gradient_norm=2.0, skipped=False, stop=False, save=False)
+UPDATE = Update(loss=1.0, shares={"top1": 0.5}, lr=0.1, gradient_norm=2.0, skipped=False, stop=False, save=False)
 RHYTHM = Rhythm(steps=7, steps_an_epoch=2.0, log=3, evaluate=4, save=5, save_seconds=1e9)
 
 

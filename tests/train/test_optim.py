@@ -8,7 +8,8 @@ import torch
 from torch import nn
 
 from vitkit.core.errors import ConfigError
-from vitkit.train.config import OptimizerConfig, ScheduleConfig
+from vitkit.train.config import ObjectiveConfig, OptimizerConfig, RunConfig, ScheduleConfig
+from vitkit.train.make import around
 from vitkit.train.optim import (
     Average,
     add_low_rank,
@@ -108,6 +109,27 @@ def test_layer_decay_shrinks_the_rate_once_a_layer_below_the_head() -> None:
         assert scale[id(named[name])] == 0.5**13
     members = [id(member) for group in made for member in group["params"]]
     assert sorted(members) == sorted(map(id, named.values()))
+
+
+@pytest.mark.parametrize("name", ["masked", "autoencoder"])
+def test_an_encoder_decays_as_it_does_alone_and_so_do_the_kernels_around_it(name) -> None:
+    settings = ("width=16", "depth=2", "heads=2", "mlp_dim=32")
+    alone = create("Ti/16", classes=0, settings=settings)
+    model = around(alone, RunConfig(objective=ObjectiveConfig(name=name)))
+    named = dict(model.named_parameters())
+    inside = {key: each for key, each in named.items() if key.startswith("encoder.")}
+    config = OptimizerConfig(layer_decay=0.5, weight_decay=0.1)
+    for one, other in zip(
+        groups(dict(alone.named_parameters()), config, depth=2), groups(inside, config, depth=2), strict=True
+    ):
+        assert (one["scale"], one["weight_decay"]) == (other["scale"], other["weight_decay"])
+        assert list(map(id, one["params"])) == list(map(id, other["params"]))
+    rest = {key: each for key, each in named.items() if key not in inside and each.requires_grad}
+    assert "mask_token" in rest
+    assert not is_kernel("mask_token", named["mask_token"])
+    for key, each in rest.items():
+        assert is_kernel(key, each) == (key.endswith(".weight") and "norm" not in key), key
+        assert layer_of(key, depth=2) == 3, key
 
 
 def test_layers_of_a_resnet_count_its_stages() -> None:

@@ -54,10 +54,16 @@ def print_result(result: "Result", *, as_json: bool) -> None:
             ("top-5", f"{judged['top5']:.2%}"),
             ("calibration", f"{judged['ece']:.3f} expected calibration error"),
         ]
+    validation = summary.get("validation")
+    if not isinstance(judged, Mapping) and isinstance(validation, Mapping):
+        rows.append(("validation", f"loss {validation['val_loss']:.4f}"))
     if isinstance(ledger, Mapping) and ledger.get("images_per_second"):
         rows.append(("speed", f"{ledger['images_per_second']:,.0f} images/s, {ledger['utilisation']:.0%} of the peak"))
     if isinstance(ledger, Mapping) and ledger.get("seconds"):
         rows.append(("time", f"{on_the_clock(ledger['seconds'])} in its steps"))
     rows += [("report", str(result.folder.report)), ("weights", str(folder / "model.safetensors"))]
     title = "Already done, nothing was changed" if result.was_finished else "Done"
-    print_sections({title: rows, "Next": [("judge it on other images", f"vitkit eval {folder} OTHER-FOLDER")]})
+    following = ("judge it on other images", f"vitkit eval {folder} OTHER-FOLDER")
+    if summary.get("classes") == 0:
+        following = ("teach it classes", f"vitkit finetune {folder} LABELLED-FOLDER --out NEW")
+    print_sections({title: rows, "Next": [following]})

@@ -14,6 +14,10 @@ SECONDS_BETWEEN_LINES = 10.0
 """How often a run that nobody watches on a terminal writes a line."""
 
 
+NAMES = {"top1": "top-1", "right": "patches right"}
+"""What shares are called, by their names in logs."""
+
+
 class Bars(Progress):
     """Bars, and a line of numbers below them: in one line, 80 columns would leave no room for the bar."""
 
@@ -81,8 +85,9 @@ class Shown(Watcher):
 
     def pulse(self, pulse: Pulse) -> None:
         """Show a step's numbers."""
+        shares = "".join(f"{NAMES.get(name, name)} {share:.0%} · " for name, share in pulse.shares.items())
         numbers = (
-            f"loss {pulse.loss:.3f} · top-1 {pulse.top1:.0%} · lr {pulse.lr:.2e} · "
+            f"loss {pulse.loss:.3f} · {shares}lr {pulse.lr:.2e} · "
             f"{pulse.images_per_second:,.0f} images/s · waiting {pulse.waiting:.0%}"
         )
         if not self.live:
@@ -104,4 +109,6 @@ class Shown(Watcher):
 
     def evaluated(self, step: int, numbers: dict[str, float]) -> None:
         """Print how good the model is now."""
-        self.say(f"step {step}: validation top-1 {numbers['val_top1']:.2%}, loss {numbers['val_loss']:.3f}")
+        named = {NAMES.get(name, name): numbers[f"val_{name}"] for name in NAMES if f"val_{name}" in numbers}
+        shares = "".join(f"{name} {share:.2%}, " for name, share in named.items())
+        self.say(f"step {step}: validation {shares}loss {numbers['val_loss']:.3f}")

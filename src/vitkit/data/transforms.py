@@ -156,11 +156,23 @@ class Preprocessing:
             raise InputError("the batch has other channels", expected=self.channels, got=pixels.shape[1])
         # Subtracted before scaling, because mid-grey lies near zero and a fused multiply-add would round it off at
         # the size of one; converted first, because arithmetic on mixed types is five times slower.
-        shift, scale = (
-            torch.tensor(numbers, dtype=torch.float64, device=pixels.device).mul_(255).float()[:, None, None]
-            for numbers in (self.mean, self.deviation)
-        )
+        shift, scale = self._shift_and_scale(pixels.device)
         return pixels.to(torch.float32, copy=True).sub_(shift).div_(scale)
+
+    def pixels_of(self, images: Float[Tensor, "B C H W"]) -> Float[Tensor, "B C H W"]:
+        """The pixels, 0…255, of a batch as the model takes it: what `normalise` made it from, up to rounding.
+
+        >>> how, pixels = Preprocessing(), torch.tensor([0.0, 100.0]).expand(1, 3, 1, 2)
+        >>> how.pixels_of(how.normalise(pixels))[0, 0]
+        tensor([[  0., 100.]])
+        """
+        shift, scale = self._shift_and_scale(images.device)
+        return images.float() * scale + shift
+
+    def _shift_and_scale(self, device: torch.device) -> tuple[Tensor, Tensor]:
+        numbers = (torch.tensor(each, dtype=torch.float64, device=device) for each in (self.mean, self.deviation))
+        shift, scale = ((each * 255).float()[:, None, None] for each in numbers)
+        return shift, scale
 
     def to_hub(self) -> dict[str, object]:
         """The content of a preprocessor_config.json, for Hugging Face's libraries and, under "vitkit", exact for us.

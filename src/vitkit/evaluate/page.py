@@ -81,6 +81,10 @@ class RunReport:
     environment: Rows = ()
     bad_files: int = 0
     notes: tuple[str, ...] = ()
+    unjudged: str = "There were no images to validate or test on: accuracy was not measured."
+    """What is said where there is no judgement."""
+    reconstructions: bytes | None = None
+    """A PNG: images, what a model that learns without labels saw of them, and what it made of that."""
     next_steps: Rows = ()
     """What a command does, and the command."""
 
@@ -112,6 +116,11 @@ def render(report: RunReport) -> str:
     judged = _judged(report)
     sections = [
         ("curves", "Curves", _panels(report.curves)),
+        *(
+            [("reconstructions", "Reconstructions", _reconstructions(report.reconstructions))]
+            if report.reconstructions
+            else []
+        ),
         *([("comparison", "Comparison", _comparison(report.comparison))] if report.comparison else []),
         *(_judged_sections(report, *judged) if judged else []),
         ("compute", "Compute", _ledger(report)),
@@ -179,7 +188,7 @@ def _short(count: int) -> str:
 def _notices(report: RunReport, judged: tuple[str, Judgement] | None) -> str:
     notices = []
     if judged is None:
-        notices.append("There were no images to validate or test on: accuracy was not measured.")
+        notices.append(escape(report.unjudged, limit=600))
     if report.bad_files:
         count = "1 file" if report.bad_files == 1 else f"{report.bad_files:,} files"
         notices.append(f"{count} could not be read and took no part; bad_files.csv says why.")
@@ -191,6 +200,13 @@ def _panels(panels: tuple[Panel, ...]) -> str:
     if not panels:
         return '<p class="empty">Nothing was logged.</p>'
     return f'<div class="two">{"".join(line_chart(panel) for panel in panels)}</div>'
+
+
+def _reconstructions(picture: bytes) -> str:
+    about = "Above: validation images. Middle: in grey, the patches that the model was asked for. Below: its answer."
+    encoded = base64.b64encode(picture).decode()
+    image = f'<img class="tiny" alt="{about}" src="data:image/png;base64,{encoded}" style="max-width:none">'
+    return f'<p class="about">{about}</p><div class="scroll">{image}</div>'
 
 
 def _comparison(rows: tuple[ComparisonRow, ...]) -> str:

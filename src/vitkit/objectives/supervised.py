@@ -1,29 +1,16 @@
 """A model and a batch of labelled images go in, the loss to descend and the numbers to show come out."""
 
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, Protocol, runtime_checkable
+from typing import Literal
 
 from torch import nn
 from torch.nn import functional
 
 from vitkit.core.errors import check_share
 from vitkit.core.shapes import Float, Tensor
+from vitkit.objectives.objective import Objective, Outcome
 
-
-class Outcome(NamedTuple):
-    """The loss, and sums over the batch of what else is worth showing."""
-
-    loss: Float[Tensor, ""]
-    sums: dict[str, Tensor]
-
-
-@runtime_checkable
-class Objective(Protocol):
-    """What a run descends. This alone tells supervised, masked and distilled runs apart."""
-
-    def __call__(self, model: nn.Module, images: Float[Tensor, "B C H W"], targets: Float[Tensor, "B Y"]) -> Outcome:
-        """The loss of one batch."""
-        ...
+__all__ = ["Objective", "Outcome", "Supervised", "SupervisedConfig", "cross_entropy"]
 
 
 @dataclass(frozen=True, kw_only=True)

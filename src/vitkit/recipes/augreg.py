@@ -9,10 +9,9 @@ from collections.abc import Iterator
 from functools import partial
 
 from vitkit.data.augment import augreg
-from vitkit.objectives.supervised import SupervisedConfig
 from vitkit.recipes.recipe import Recipe, slug
 from vitkit.recipes.table3 import IMAGENET, IMAGENET_21K, Corpus, train_command
-from vitkit.train.config import DataConfig, ModelChoice, OptimizerConfig, RunConfig, ScheduleConfig
+from vitkit.train.config import DataConfig, ModelChoice, ObjectiveConfig, OptimizerConfig, RunConfig, ScheduleConfig
 
 GROUP = "How to train your ViT? (AugReg)"
 LEVELS = ("none", "light1", "light2", "medium1", "medium2", "strong1", "strong2")
@@ -80,7 +79,7 @@ def training(corpus: Corpus, model: str, level: str) -> RunConfig:
         model=ModelChoice(name=model, image_size=224, settings=("head.bias=-10.0",) if corpus.several else ()),
         data=DataConfig(path=corpus.path, kind=corpus.kind, val_share=corpus.held_out, preprocessing="paper"),
         augment=augreg(level),
-        objective=SupervisedConfig(loss="sigmoid" if corpus.several else "softmax"),
+        objective=ObjectiveConfig(loss="sigmoid" if corpus.several else "softmax"),
         optimizer=OptimizerConfig(name="adam", beta1=0.9, beta2=0.999, weight_decay=WEIGHT_DECAY, clip=1.0),
         schedule=ScheduleConfig(batch_size=4096, epochs=300.0, lr=1e-3, warmup_steps=10_000, decay="cosine"),
     )

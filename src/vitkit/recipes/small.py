@@ -5,9 +5,8 @@ from dataclasses import replace
 
 from vitkit.data.augment import AugmentConfig
 from vitkit.data.fractals import FractalConfig
-from vitkit.objectives.supervised import SupervisedConfig
 from vitkit.recipes.recipe import Recipe
-from vitkit.train.config import DataConfig, ModelChoice, OptimizerConfig, RunConfig, ScheduleConfig
+from vitkit.train.config import DataConfig, ModelChoice, ObjectiveConfig, OptimizerConfig, RunConfig, ScheduleConfig
 
 GROUP = "Small, for two cores"
 FIGURES = "docs/experiments.md has the figures and curves"
@@ -105,7 +104,7 @@ def folder() -> RunConfig:
         model=small_model(image_size=96, patch_size=12, width=192, depth=6, mlp_dim=384),
         data=DataConfig(path="photos"),
         augment=AugmentConfig(crop_area=(0.25, 1.0), colour_jitter=0.2, mixup=0.2),
-        objective=SupervisedConfig(smoothing=0.1),
+        objective=ObjectiveConfig(smoothing=0.1),
         optimizer=OptimizerConfig(weight_decay=0.1),
         schedule=ScheduleConfig(batch_size=32, epochs=None, steps=800, lr=1e-3, warmup_steps=80),
     )
@@ -117,7 +116,7 @@ def finetune_folder() -> RunConfig:
         model=ModelChoice(new_head=True),
         data=DataConfig(path="photos"),
         augment=AugmentConfig(crop_area=(0.35, 1.0)),
-        objective=SupervisedConfig(smoothing=0.1),
+        objective=ObjectiveConfig(smoothing=0.1),
         optimizer=OptimizerConfig(weight_decay=0.05, layer_decay=0.8),
         schedule=ScheduleConfig(batch_size=32, epochs=15.0, lr=1e-3, warmup_steps=20),
     )
@@ -129,7 +128,7 @@ def fashion_mnist() -> RunConfig:
         model=small_hybrid(image_size=28, units=1, width=128, depth=3, mlp_dim=256),
         data=DataConfig(path="fashion-mnist", channels=1, val_share=0.02),
         augment=AugmentConfig(crop="pad", pad=1),
-        objective=SupervisedConfig(smoothing=0.1),
+        objective=ObjectiveConfig(smoothing=0.1),
         optimizer=OptimizerConfig(weight_decay=0.1),
         schedule=ScheduleConfig(batch_size=32, epochs=11.0, lr=1e-3, warmup_steps=1000),
     )
@@ -157,7 +156,7 @@ def cifar10_after_fractals() -> RunConfig:
         model=ModelChoice(new_head=True),
         data=DataConfig(path="cifar10", val_share=0.02),
         augment=AugmentConfig(crop="pad", pad=4),
-        objective=SupervisedConfig(smoothing=0.1),
+        objective=ObjectiveConfig(smoothing=0.1),
         optimizer=OptimizerConfig(weight_decay=0.05),
         schedule=ScheduleConfig(batch_size=32, epochs=11.0, lr=1e-3, warmup_steps=1000),
     )

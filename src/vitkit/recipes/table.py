@@ -3,11 +3,13 @@
 from fnmatch import fnmatchcase
 
 from vitkit.core.errors import UnknownNameError, did_you_mean
-from vitkit.recipes import augreg, small, table3, table4
+from vitkit.recipes import augreg, distillation, selfsupervised, small, table3, table4
 from vitkit.recipes.recipe import Recipe
 
 RECIPES: dict[str, Recipe] = {
-    recipe.name: recipe for family in (small, table3, table4, augreg) for recipe in family.recipes()
+    recipe.name: recipe
+    for family in (small, table3, table4, augreg, selfsupervised, distillation)
+    for recipe in family.recipes()
 }
 
 

@@ -7,11 +7,11 @@ from typing import Literal, NamedTuple
 
 from vitkit.data.augment import AugmentConfig
 from vitkit.model.config import ViTConfig
-from vitkit.objectives.supervised import SupervisedConfig
 from vitkit.recipes.recipe import Recipe, slug
 from vitkit.train.config import (
     DataConfig,
     ModelChoice,
+    ObjectiveConfig,
     OptimizerConfig,
     RunConfig,
     ScheduleConfig,
@@ -155,7 +155,7 @@ def pretraining(row: Row) -> RunConfig:
         model=ModelChoice(name=row.model, image_size=224, settings=_settings(row)),
         data=DataConfig(path=corpus.path, kind=corpus.kind, val_share=corpus.held_out, preprocessing="paper"),
         augment=AugmentConfig(crop="inception", flip=True),
-        objective=SupervisedConfig(loss="sigmoid" if corpus.several else "softmax"),
+        objective=ObjectiveConfig(loss="sigmoid" if corpus.several else "softmax"),
         optimizer=OptimizerConfig(
             name="adam", beta1=0.9, beta2=0.999, weight_decay=corpus.weight_decay, clip=corpus.clip
         ),

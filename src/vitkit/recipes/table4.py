@@ -110,7 +110,7 @@ def fine_tuning(row: Row) -> RunConfig:
     """The run of one row, by appendix B.1.1; the model and the place of the data are still to be put in."""
     return RunConfig(
         model=ModelChoice(image_size=row.image_size, new_head=True),
-        data=DataConfig(path=row.name.partition("-")[0], val_share=row.dev_share),
+        data=images(row),
         augment=AugmentConfig(crop="inception", flip=True),
         optimizer=OptimizerConfig(name="sgd", momentum=0.9, weight_decay=0.0, clip=1.0, average=row.average),
         schedule=ScheduleConfig(
@@ -123,3 +123,9 @@ def fine_tuning(row: Row) -> RunConfig:
             end_lr=0.0,
         ),
     )
+
+
+def images(row: Row) -> DataConfig:
+    """The images of a row. ImageNet's validation images judge; what chooses the rate is held out of training."""
+    path = row.name.partition("-")[0]
+    return DataConfig(path=path, kind="val-as-test" if path == "imagenet" else None, val_share=row.dev_share)

@@ -7,6 +7,8 @@ from vitkit.core.errors import ConfigError, check_positive, check_share
 from vitkit.core.shapes import Size
 from vitkit.data.augment import AugmentConfig
 from vitkit.data.fractals import FractalConfig
+from vitkit.model.masked import AutoencoderConfig, MaskedConfig
+from vitkit.objectives.distillation import DistillationConfig
 from vitkit.objectives.supervised import SupervisedConfig
 
 
@@ -15,7 +17,9 @@ class ModelChoice:
     """Which model, by name, and what is changed of it: `settings` are `section.key=value` of its configuration.
 
     `weights` is the folder of a trained model to start from, which then also says what model it is. The head is new,
-    and zero, where the classes are others, or where `new_head` asks for it.
+    and zero, where the classes are others, or where `new_head` asks for it. `shrink` keeps this share of the weights
+    and fills up with a fresh draw (Ash and Adams, 2020): of weights that learned something far from the task, a little
+    is a better start than all.
     """
 
     name: str | None = None
@@ -24,8 +28,11 @@ class ModelChoice:
     settings: tuple[str, ...] = ()
     weights: str | None = None
     new_head: bool = False
+    shrink: float = 1.0
 
     def __post_init__(self) -> None:
+        if not 0.0 < self.shrink <= 1.0:
+            raise ConfigError("model.shrink is not a share", expected="0 < share ≤ 1", got=self.shrink)
         if self.name is not None and self.weights is not None:
             raise ConfigError(
                 "model.weights already say which model it is",
@@ -40,6 +47,8 @@ class DataConfig:
 
     Where there is no validation split, `val_share` of each class is held out of training for one; with 0 there is none.
     `train_on` "all" learns from the validation images too, as the last run of Table 4's protocol does.
+    `label_share` is the share of each class's training images that are learned from, as if only they had labels; which
+    they are follows from the run's seed. An objective that needs no labels learns from all.
     `preprocessing` is an origin's name; None takes the one stored with the weights, or else squashes to the image size.
     """
 
@@ -47,6 +56,7 @@ class DataConfig:
     kind: str | None = None
     val_share: float = 0.1
     train_on: Literal["train", "all"] = "train"
+    label_share: float = 1.0
     channels: int = 3
     preprocessing: str | None = None
     verify: bool = True
@@ -58,8 +68,28 @@ class DataConfig:
         check_share("data.val_share", self.val_share)
         check_share("data.max_bad_share", self.max_bad_share)
         check_positive("data.channels", self.channels)
+        if not 0.0 < self.label_share <= 1.0:
+            raise ConfigError("data.label_share is not a share", expected="0 < share ≤ 1", got=self.label_share)
         if self.workers is not None and self.workers < 0:
             raise ConfigError("data.workers cannot be negative", expected="0 or more", got=self.workers)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ObjectiveConfig(SupervisedConfig):
+    """What is learned: labels, what hidden patches were, hidden patches themselves, or what a teacher says.
+
+    `loss` and `smoothing` are those of labels; each of the others has a section of its own.
+    """
+
+    name: Literal["supervised", "masked", "autoencoder", "distillation"] = "supervised"
+    masked: MaskedConfig = MaskedConfig()
+    autoencoder: AutoencoderConfig = AutoencoderConfig()
+    distillation: DistillationConfig = DistillationConfig()
+
+    @property
+    def labelled(self) -> bool:
+        """Whether it needs labels, and is judged by how often it is right about them."""
+        return self.name in ("supervised", "distillation")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -177,7 +207,7 @@ class RunConfig:
     model: ModelChoice = ModelChoice()
     data: DataConfig = DataConfig()
     augment: AugmentConfig = AugmentConfig()
-    objective: SupervisedConfig = SupervisedConfig()
+    objective: ObjectiveConfig = ObjectiveConfig()
     optimizer: OptimizerConfig = OptimizerConfig()
     schedule: ScheduleConfig = ScheduleConfig()
     parallel: ParallelConfig = ParallelConfig()
@@ -186,3 +216,15 @@ class RunConfig:
     def __post_init__(self) -> None:
         if not 0 <= self.seed < 2**63:
             raise ConfigError("seed is out of range", expected="0 ≤ seed < 2^63", got=self.seed)
+        if not self.objective.labelled and (self.augment.mixup or self.augment.cutmix):
+            raise ConfigError(
+                "mixup and cutmix mix labels, of which this objective has none",
+                expected="augment.mixup=0 and augment.cutmix=0",
+                got=f"{self.augment.mixup} and {self.augment.cutmix}",
+            )
+        if not self.objective.labelled and self.optimizer.tune != "full":
+            raise ConfigError(
+                "what is learned without labels has no head to be tuned alone",
+                expected="optimizer.tune=full",
+                got=self.optimizer.tune,
+            )

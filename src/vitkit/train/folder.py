@@ -60,6 +60,11 @@ class RunFolder:
         """The page to look at."""
         return self.path / "report.html"
 
+    @property
+    def reconstructions(self) -> Path:
+        """What a model that learns without labels makes of a few images, as of the last evaluation."""
+        return self.path / "reconstructions.png"
+
     def result(self) -> dict[str, object] | None:
         """The summary of a finished run."""
         try:

@@ -3,7 +3,7 @@
 import hashlib
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +14,7 @@ from vitkit.core.files import write_text
 from vitkit.core.stopping import Stop
 from vitkit.data.source import DataSet, Joined, Source
 from vitkit.data.sources.detect import open_data
-from vitkit.data.split import split
+from vitkit.data.split import part, split
 from vitkit.data.verify import BadFile, read_bad_files, too_many, verify, without, write_bad_files
 from vitkit.train.config import DataConfig, RunConfig
 from vitkit.train.folder import RunFolder
@@ -38,7 +38,8 @@ class Images:
         """What was found, in a line."""
         parts = {"to learn from": self.train, "to validate on": self.val, "to test on": self.test}
         counts = ", ".join(f"{len(source):,} {use}" for use, source in parts.items() if source is not None)
-        return f"{self.kind}: {len(self.classes)} classes, {counts}"
+        classes = f"{len(self.classes)} classes" if self.classes else "no labels"
+        return f"{self.kind}: {classes}, {counts}"
 
     @property
     def judged_by(self) -> tuple[str, Source] | None:
@@ -49,18 +50,32 @@ class Images:
 
 
 def find_images(
-    config: DataConfig, *, folder: RunFolder, ranks: Ranks, workers: int, watcher: Watcher, stop: Stop
+    config: DataConfig,
+    *,
+    folder: RunFolder,
+    ranks: Ranks,
+    workers: int,
+    watcher: Watcher,
+    stop: Stop,
+    labelled: bool = True,
+    seed: int = 0,
 ) -> Images:
-    """Open the data set, leave out what cannot be read, and split it where it has no splits of its own."""
+    """Open the data set, leave out what cannot be read, and split it where it has no splits of its own.
+
+    Without `labelled` nobody asks for labels, and all images are learned from; `seed` chooses those that keep theirs.
+    """
     found = open_data(config.path, kind=config.kind, fractals=config.fractals)
-    if not found.classes:
+    if labelled and not found.classes:
         raise DataError(
             f"{config.path}: the images have no labels ({found.kind})",
-            hint="put each class in a folder of its own, or list file_name,label in a CSV file",
+            hint="put each class in a folder of its own, or list file_name,label in a CSV file; "
+            "or learn without labels: vitkit train mae-folder data=…",
         )
     bad = readable(found, config, folder=folder, ranks=ranks, workers=workers, watcher=watcher, stop=stop)
     splits = {name: without(source, bad) for name, source in found.splits.items()}
     images = divided(config, found, splits, bad=len(bad))
+    if labelled and config.label_share < 1.0:
+        images = replace(images, train=part(images.train, share=config.label_share, salt=f"labels {seed} "))
     on_leader(ranks, lambda _: _same_images(folder.data, images))
     watcher.say(images.in_words())
     return images

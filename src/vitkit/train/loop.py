@@ -5,7 +5,7 @@ the metrics log, so a run that was killed and resumed leaves the same log as one
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from vitkit.core.errors import TrainingError
@@ -18,6 +18,15 @@ from vitkit.train.watch import Pulse, Watcher
 
 Evaluate = Callable[[Callable[[], bool]], dict[str, float]]
 """Judges the model; asks between batches whether it should stop, and raises Stopped if so."""
+
+
+def goodness(numbers: Mapping[str, object]) -> float:
+    """What says which evaluation is the best: the share of right answers, or, where nobody knows those, minus the loss.
+
+    >>> goodness({"val_loss": 0.5, "val_top1": 0.9}), goodness({"val_loss": 0.5})
+    (0.9, -0.5)
+    """
+    return float(str(numbers["val_top1"])) if "val_top1" in numbers else -float(str(numbers["val_loss"]))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +58,7 @@ class Loop:
     logs: Logs | None = None
     evaluate: Evaluate | None = None
     best: tuple[float, int] | None = None
-    """The best validation accuracy so far, and its step."""
+    """How good the best validation so far was, as `goodness` has it, and its step."""
 
     def run(self, *, evaluation_is_missing: bool = False) -> bool:
         """Train to the last step; False where someone asked to stop, with everything saved."""
@@ -87,7 +96,7 @@ class Loop:
             numbers = {
                 "epoch": round(pulse.epoch, 4),
                 "loss": update.loss,
-                "top1": update.top1,
+                **update.shares,
                 "lr": update.lr,
                 "gradient_norm": update.gradient_norm,
                 "skipped": self.trainer.state.progress.skipped,
@@ -120,8 +129,8 @@ class Loop:
             return False
         if self.logs:
             self.logs.write_metrics(step, numbers)
-        if self.best is None or numbers["val_top1"] > self.best[0]:
-            self.best = (numbers["val_top1"], step)
+        if self.best is None or goodness(numbers) > self.best[0]:
+            self.best = (goodness(numbers), step)
         self.watcher.evaluated(step, numbers)
         return True
 
@@ -188,7 +197,7 @@ class Clock:
             steps=rhythm.steps,
             epoch=step / rhythm.steps_an_epoch,
             loss=update.loss,
-            top1=update.top1,
+            shares=update.shares,
             lr=update.lr,
             images_per_second=trainer.config.schedule.batch_size / seconds,
             waiting=waiting,

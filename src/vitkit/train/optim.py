@@ -11,6 +11,7 @@ from torch.nn.utils import parametrize
 
 from vitkit.core.errors import ConfigError
 from vitkit.core.shapes import Float, Tensor
+from vitkit.model.masked import ENCODER
 from vitkit.train.config import OptimizerConfig, ScheduleConfig
 from vitkit.train.parallel import is_sharded
 
@@ -36,9 +37,12 @@ def learning_rate(config: ScheduleConfig, *, step: int, steps: int) -> float:
 def layer_of(name: str, *, depth: int) -> int:
     """How far above the image a parameter stands: 0 for the embedding, depth + 1 for what follows the blocks.
 
+    The name is that in a model by itself, or in one of pre-training; what stands around the encoder there follows it.
+
     >>> [layer_of(name, depth=12) for name in ("patch_embed.proj.weight", "blocks.3.norm1.bias", "head.bias")]
     [0, 4, 13]
     """
+    name = name.removeprefix(ENCODER)
     if block := re.match(r"(blocks|stages|layer_pos_embed)\.(\d+)", name):
         return int(block[2]) + 1
     embedding = ("patch_embed.", "cls_token", "dist_token", "reg_token", "pos_embed", "stem.", "relative.")
@@ -52,7 +56,7 @@ def is_kernel(name: str, parameter: Tensor) -> bool:
     (True, False)
     """
     tables = ("cls_token", "dist_token", "reg_token", "pos_embed", "layer_pos_embed", "relative.", "attn_pool.latent")
-    return parameter.ndim >= 2 and not name.startswith(tables)
+    return parameter.ndim >= 2 and not name.removeprefix(ENCODER).startswith((*tables, "mask_token"))
 
 
 def groups(parameters: Named, config: OptimizerConfig, *, depth: int) -> list[dict[str, object]]:

@@ -26,6 +26,7 @@ from torch.utils.checkpoint import checkpoint
 from vitkit.core.errors import ConfigError, TrainingError
 from vitkit.core.shapes import Tensor
 from vitkit.core.stopping import Stopped
+from vitkit.model.encoder import Block
 from vitkit.train.config import ParallelConfig
 
 Result = TypeVar("Result")
@@ -218,7 +219,7 @@ def spread(model: nn.Module, config: ParallelConfig, ranks: Ranks) -> nn.Module:
     if ranks.ranks == 1 and config.mode != "fsdp2":
         return model
     if config.mode == "fsdp2":
-        for block in getattr(model, "blocks", []):
+        for block in blocks_of(model):
             fully_shard(block)
         # By itself the root would stay whole after an evaluation, and miss that its average was swapped out again.
         fully_shard(model, reshard_after_forward=True)
@@ -228,8 +229,13 @@ def spread(model: nn.Module, config: ParallelConfig, ranks: Ranks) -> nn.Module:
 
 def recompute_activations(model: nn.Module) -> None:
     """Keep only each block's input for the backward pass, and compute the rest again when it is needed."""
-    for block in getattr(model, "blocks", []):
+    for block in blocks_of(model):
         block.forward = partial(checkpoint, block.forward, use_reentrant=False)
+
+
+def blocks_of(model: nn.Module) -> list[nn.Module]:
+    """The blocks of a ViT, and those of a decoder around it."""
+    return [module for module in model.modules() if isinstance(module, Block)]
 
 
 @contextmanager

@@ -10,20 +10,22 @@ from PIL import Image
 
 from vitkit.checkpoints import native
 from vitkit.checkpoints.native import Artefact, write_json
+from vitkit.checkpoints.pretraining import Around, Settings, save_pretraining
 from vitkit.core import runlog
 from vitkit.core.config import to_toml
 from vitkit.core.files import write_text
 from vitkit.core.runlog import Record
+from vitkit.core.shapes import Tensor
 from vitkit.data.decode import decode
 from vitkit.data.source import Source
 from vitkit.evaluate.judgement import Judgement
 from vitkit.evaluate.judging import judge_artefact
 from vitkit.evaluate.page import ComparisonRow, DataDescription, Panel, RunReport, ShownMistake, render, thumbnail
 from vitkit.evaluate.plots import Series
-from vitkit.train.config import RunConfig
+from vitkit.train.config import ObjectiveConfig, RunConfig
 from vitkit.train.folder import RunFolder
 from vitkit.train.images import Images
-from vitkit.train.ledger import Ledger, keep_ledger
+from vitkit.train.ledger import Ledger, keep_ledger, operations
 from vitkit.train.parallel import Ranks
 from vitkit.train.watch import Watcher, on_the_clock
 
@@ -36,16 +38,22 @@ def conclude(
     artefact: Artefact,
     images: Images,
     *,
+    rest: Mapping[str, Tensor],
     folder: RunFolder,
     ranks: Ranks,
     workers: int,
     watcher: Watcher,
     alive: Callable[[], None],
 ) -> dict[str, object]:
-    """Keep the model, judge it, and write the page and the summary; the summary last, since it says "finished"."""
+    """Keep the model, judge it, and write the page and the summary; the summary last, since it says "finished".
+
+    `rest` is what was around the model where it learned without labels; there are then no answers to judge.
+    """
     native.save(folder.path, artefact)
+    if not config.objective.labelled:
+        save_pretraining(folder.path, Around(settings=pretraining_settings(config.objective), state=dict(rest)))
     judged: tuple[str, Source, Judgement] | None = None
-    if images.judged_by is not None:
+    if config.objective.labelled and images.judged_by is not None:
         name, source = images.judged_by
         judged = (name, source, judged_on(artefact, source, ranks=ranks, workers=workers, watcher=watcher, alive=alive))
     metrics = runlog.read(folder.metrics)
@@ -53,6 +61,7 @@ def conclude(
         artefact.config,
         parameters=sum(tensor.numel() for tensor in artefact.state.values()),
         images_seen=max((int(str(record["step"])) for record in metrics), default=0) * config.schedule.batch_size,
+        flops_an_image=operations(config.objective, artefact.config),
         speed=runlog.read(folder.speed),
         device=ranks.device,
         ranks=ranks.ranks,
@@ -63,11 +72,13 @@ def conclude(
     write_text(folder.report, page(config, artefact, images, folder=folder, judged=judged, ledger=ledger))
     summary: dict[str, object] = {
         "model": artefact.name,
-        "classes": len(images.classes),
+        "objective": config.objective.name,
+        "classes": len(artefact.labels),
         "images": {"train": len(images.train)} | ({judged[0]: len(judged[1])} if judged else {}),
         "bad_files": images.bad,
         "judged_on": judged[0] if judged else None,
         "result": judged[2].to_json() if judged else None,
+        "validation": last_evaluation(metrics),
         "ledger": ledger.to_json(),
     }
     write_json(folder.summary, summary)
@@ -116,8 +127,10 @@ def page(
                 counts={name: len(source) for name, source in parts.items() if source is not None},
             ),
             config=to_toml(config),
-            curves=curves(runlog.read(folder.metrics)),
+            curves=curves(runlog.read(folder.metrics), labelled=config.objective.labelled),
             judgements={judged[0]: judged[2]} if judged else {},
+            unjudged=unjudged(config, images, last_evaluation(runlog.read(folder.metrics))),
+            reconstructions=folder.reconstructions.read_bytes() if folder.reconstructions.exists() else None,
             mistakes=mistakes(judged[1], judged[2], channels=config.data.channels) if judged else (),
             comparison=comparison(config, folder, judged[2] if judged else None),
             ledger=ledger_rows(ledger),
@@ -128,9 +141,30 @@ def page(
             ),
             environment=environment(),
             bad_files=images.bad,
-            next_steps=next_steps(folder),
+            next_steps=next_steps(folder, labelled=config.objective.labelled),
         )
     )
+
+
+def last_evaluation(metrics: list[Record]) -> dict[str, object] | None:
+    """The numbers of the last evaluation, by their names in the log."""
+    last = next((record for record in reversed(metrics) if "val_loss" in record), None)
+    return None if last is None else {key: value for key, value in last.items() if key.startswith("val_")}
+
+
+def unjudged(config: RunConfig, images: Images, validation: Mapping[str, object] | None) -> str:
+    """Why there is no judgement, where there is none."""
+    if config.objective.labelled:
+        return "There were no images to validate or test on: accuracy was not measured."
+    learned = "The model learned without labels, and answers with features: fine-tune it to teach it classes."
+    if validation is None or images.val is None:
+        return learned
+    return f"{learned} Its loss on {len(images.val):,} validation images is {float(str(validation['val_loss'])):.3f}."
+
+
+def pretraining_settings(objective: ObjectiveConfig) -> Settings:
+    """The section of the objective that says what was around the model."""
+    return objective.masked if objective.name == "masked" else objective.autoencoder
 
 
 def comparison(config: RunConfig, folder: RunFolder, judgement: Judgement | None) -> tuple[ComparisonRow, ...]:
@@ -158,16 +192,13 @@ def series(records: list[Record], lines: Mapping[str, str]) -> tuple[Series, ...
     return tuple(found)
 
 
-def curves(metrics: list[Record]) -> tuple[Panel, ...]:
-    """The charts of a run."""
+def curves(metrics: list[Record], *, labelled: bool = True) -> tuple[Panel, ...]:
+    """The charts of a run; without labels there is a share of right answers only where patches have classes."""
+    title, key = ("Accuracy", "top1") if labelled else ("Patches named rightly", "right")
+    right = series(metrics, {"train": key, "val": f"val_{key}"})
     return (
         Panel(title="Loss", series=series(metrics, {"train": "loss", "val": "val_loss"}), smooth=True),
-        Panel(
-            title="Accuracy",
-            series=series(metrics, {"train": "top1", "val": "val_top1"}),
-            percent=True,
-            smooth=True,
-        ),
+        *([Panel(title=title, series=right, percent=True, smooth=True)] if labelled or right else []),
         Panel(title="Learning rate", series=series(metrics, {"rate": "lr"})),
         Panel(title="Gradient norm", series=series(metrics, {"norm": "gradient_norm"}), scale="log", smooth=True),
     )
@@ -222,9 +253,14 @@ def environment() -> tuple[tuple[str, str], ...]:
     )
 
 
-def next_steps(folder: RunFolder) -> tuple[tuple[str, str], ...]:
+def next_steps(folder: RunFolder, *, labelled: bool) -> tuple[tuple[str, str], ...]:
     """What to do with the model."""
     run = folder.path.name
+    if not labelled:
+        return (
+            ("Teach it classes", f"vitkit finetune {run} LABELLED-FOLDER --out NEW"),
+            ("See what its features are worth", f"vitkit fewshot {run} LABELLED-FOLDER"),
+        )
     return (
         ("Judge it on other images", f"vitkit eval {run} OTHER-FOLDER"),
         ("Teach it other classes", f"vitkit finetune {run} OTHER-FOLDER --out NEW"),

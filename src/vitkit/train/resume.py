@@ -4,6 +4,7 @@ from vitkit.core import runlog
 from vitkit.core.errors import TrainingError
 from vitkit.core.runlog import Record
 from vitkit.train.folder import RunFolder
+from vitkit.train.loop import goodness
 from vitkit.train.parallel import Ranks
 from vitkit.train.state import Checkpoints, State
 from vitkit.train.watch import Watcher
@@ -41,15 +42,15 @@ def logged(folder: RunFolder) -> list[Record]:
 
 
 def best_so_far(folder: RunFolder) -> tuple[float, int] | None:
-    """The best validation accuracy that was logged, and the first step that reached it."""
+    """How good the best evaluation that was logged was, and the first step that reached it."""
     best: tuple[float, int] | None = None
     for record in logged(folder):
-        top1, step = record.get("val_top1"), record["step"]
-        if isinstance(top1, float) and isinstance(step, int) and (best is None or top1 > best[0]):
-            best = (top1, step)
+        step = record["step"]
+        if "val_loss" in record and isinstance(step, int) and (best is None or goodness(record) > best[0]):
+            best = (goodness(record), step)
     return best
 
 
 def was_evaluated(folder: RunFolder, step: int) -> bool:
     """Whether the log holds an evaluation of this step; a run stopped while it evaluated has none."""
-    return any("val_top1" in record and record["step"] == step for record in logged(folder))
+    return any("val_loss" in record and record["step"] == step for record in logged(folder))

@@ -8,7 +8,7 @@ Run it again after an interruption and it goes on; run it again after it finishe
 import errno
 import math
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,25 +16,28 @@ from pathlib import Path
 import torch
 
 from vitkit.checkpoints.adapt import with_channels
-from vitkit.checkpoints.foreign import load
+from vitkit.checkpoints.foreign import load, load_as_stored
 from vitkit.checkpoints.native import Artefact
-from vitkit.core.errors import TrainingError
+from vitkit.core.errors import ConfigError, TrainingError
 from vitkit.core.shapes import pair
 from vitkit.core.stopping import Stop, Stopped
 from vitkit.data.augment import check_augment
-from vitkit.data.loader import Batches, Position, Share, evaluation_batches, training_batches
+from vitkit.data.loader import Batches, Position, Share, training_batches
 from vitkit.data.source import Source
-from vitkit.evaluate.accuracy import tally
+from vitkit.objectives.distillation import Teacher
 from vitkit.train.config import RunConfig
+from vitkit.train.evaluation import evaluation
 from vitkit.train.folder import RunFolder
 from vitkit.train.images import find_images
 from vitkit.train.logs import Logs
-from vitkit.train.loop import Evaluate, Loop, Rhythm
+from vitkit.train.loop import Loop, Rhythm
 from vitkit.train.make import (
+    around,
     choose_model,
     choose_preprocessing,
     finished_weights,
     make_model,
+    make_objective,
     make_trainer,
     worker_count,
 )
@@ -44,7 +47,7 @@ from vitkit.train.resume import best_so_far, resume, was_evaluated
 from vitkit.train.state import Checkpoints
 from vitkit.train.update import Trainer
 from vitkit.train.watch import Watcher
-from vitkit.zoo.lookup import find
+from vitkit.zoo.lookup import create, find
 from vitkit.zoo.variants import ModelConfig
 
 EVALUATIONS = 20
@@ -71,23 +74,34 @@ def run(config: RunConfig, out: Path | str, *, watcher: Watcher | None = None, s
             return Result(folder, summary, was_finished=True)
 
         workers = worker_count(config, ranks)
-        weights, channels = config.model.weights, config.data.channels
-        pretrained = starting_point(weights, channels=channels, watcher=watcher) if weights else None
-        check(config, pretrained=pretrained, ranks=ranks)
+        pretrained = starting_point(config, watcher=watcher) if config.model.weights else None
+        teacher = find_teacher(config, ranks=ranks, watcher=watcher)
+        check(config, pretrained=pretrained, teacher=teacher, ranks=ranks)
         try:
-            images = find_images(config.data, folder=folder, ranks=ranks, workers=workers, watcher=watcher, stop=stop)
+            images = find_images(
+                config.data,
+                folder=folder,
+                ranks=ranks,
+                workers=workers,
+                watcher=watcher,
+                stop=stop,
+                labelled=config.objective.labelled,
+                seed=config.seed,
+            )
         except Stopped:
             return Result(folder, None)
         when = rhythm(config, images=len(images.train))
 
-        model_config = choose_model(config, classes=len(images.classes), pretrained=pretrained)
+        labels = images.classes if config.objective.labelled else ()
+        teacher = teacher.of_classes(labels) if teacher else None
+        model_config = choose_model(config, classes=len(labels), pretrained=pretrained)
         prepared = choose_preprocessing(config, model_config, pretrained)
         name, size = name_of(config, model_config, pretrained), pair(model_config.image_size)
         model = make_model(config, model_config, pretrained=pretrained, ranks=ranks, watcher=watcher)
         parameters = sum(parameter.numel() for parameter in model.parameters())
         watcher.say(f"{name}: {parameters:,} parameters, images of {size[0]}×{size[1]} pixels, {when.steps:,} steps")
         trainer = make_trainer(
-            config, model, preprocessing=prepared, classes=len(images.classes), steps=when.steps, ranks=ranks
+            config, model, preprocessing=prepared, classes=len(labels), steps=when.steps, ranks=ranks, teacher=teacher
         )
         checkpoints = Checkpoints(folder.checkpoints, last=config.keep.last)
         resume(trainer.state, checkpoints, folder, ranks=ranks, watcher=watcher)
@@ -101,24 +115,29 @@ def run(config: RunConfig, out: Path | str, *, watcher: Watcher | None = None, s
             stop=stop,
             watcher=watcher,
             logs=closing.enter_context(Logs.open(folder, config.keep, step=step)) if ranks.leads else None,
-            evaluate=evaluation(trainer, images.val, workers=workers) if images.val else None,
+            evaluate=evaluation(trainer, images.val, folder=folder, workers=workers, watcher=watcher)
+            if images.val
+            else None,
             best=best_so_far(folder),
         )
         pending = bool(images.val) and when.due(when.evaluate, step) and not was_evaluated(folder, step)
         if not loop.run(evaluation_is_missing=bool(ranks.agree(int(pending)))):
             return Result(folder, None)
 
-        artefact = Artefact(
-            name=name,
-            config=model_config,
-            state=finished_weights(trainer, model),
-            preprocessing=prepared,
-            labels=images.classes,
-        )
+        finished, rest = finished_weights(trainer, model)
+        artefact = Artefact(name=name, config=model_config, state=finished, preprocessing=prepared, labels=labels)
         summary = on_leader(
             ranks,
             lambda alive: conclude(
-                config, artefact, images, folder=folder, ranks=ranks, workers=workers, watcher=watcher, alive=alive
+                config,
+                artefact,
+                images,
+                rest=rest,
+                folder=folder,
+                ranks=ranks,
+                workers=workers,
+                watcher=watcher,
+                alive=alive,
             ),
         )
         return Result(folder, {} if summary is None else summary)  # only the leader has it
@@ -175,9 +194,16 @@ def give_back(folder: RunFolder) -> None:
         file.unlink(missing_ok=True)
 
 
-def starting_point(weights: str, *, channels: int, watcher: Watcher) -> Artefact:
+def starting_point(config: RunConfig, *, watcher: Watcher) -> Artefact:
     """The trained model to begin from, for images of the channels that this run has."""
-    pretrained = load(weights)
+    weights = config.model.weights or ""
+    # Positions that are resampled anyway are resampled once, from those that were learned.
+    pretrained = load(weights) if config.model.image_size is None else load_as_stored(weights)
+    return for_channels(pretrained, config.data.channels, watcher=watcher)
+
+
+def for_channels(pretrained: Artefact, channels: int, *, watcher: Watcher) -> Artefact:
+    """A trained model for images of so many channels; what was changed for it is said."""
     if pretrained.config.channels == channels:
         return pretrained
     fitted, changes = with_channels(pretrained, channels)
@@ -186,13 +212,34 @@ def starting_point(weights: str, *, channels: int, watcher: Watcher) -> Artefact
     return fitted
 
 
-def check(config: RunConfig, *, pretrained: Artefact | None, ranks: Ranks) -> None:
+def find_teacher(config: RunConfig, *, ranks: Ranks, watcher: Watcher) -> Teacher | None:
+    """The teacher of a distilled run, whole on every rank, for images of the channels that this run has."""
+    if config.objective.name != "distillation":
+        return None
+    if (place := config.objective.distillation.teacher) is None:
+        raise ConfigError(
+            "a distilled run needs a teacher",
+            hint="set objective.distillation.teacher to a finished run, or to weights that vitkit weights info knows",
+        )
+    found = for_channels(load(place), config.data.channels, watcher=watcher)
+    watcher.say(f"teacher: {found.name}, {sum(tensor.numel() for tensor in found.state.values()):,} parameters")
+    model = found.model().float().to(ranks.device)
+    return Teacher(model=model, preprocessing=found.preprocessing, labels=found.labels)
+
+
+def check(config: RunConfig, *, pretrained: Artefact | None, teacher: Teacher | None, ranks: Ranks) -> None:
     """Find mistakes in the settings at once, not after hours of looking at images."""
     channels, schedule = config.data.channels, config.schedule
     check_augment(config.augment, channels=channels)
     Share(batch_size=schedule.batch_size, ranks=ranks.ranks, accumulate=schedule.accumulate)
-    model = choose_model(config, classes=pretrained.config.classes if pretrained else 2, pretrained=pretrained)
-    choose_preprocessing(config, model, pretrained)
+    classes = 0 if not config.objective.labelled else pretrained.config.classes if pretrained else 2
+    model = choose_model(config, classes=classes, pretrained=pretrained)
+    prepared = choose_preprocessing(config, model, pretrained)
+    if config.objective.name != "supervised":
+        with torch.device("meta"):
+            make_objective(
+                config, around(create(model, device="meta"), config), preprocessing=prepared, teacher=teacher
+            )
 
 
 def name_of(config: RunConfig, model: ModelConfig, pretrained: Artefact | None) -> str:
@@ -238,36 +285,3 @@ def stream(trainer: Trainer, source: Source, *, workers: int) -> Batches:
         workers=workers,
         device=ranks.device,
     )
-
-
-def evaluation(trainer: Trainer, source: Source, *, workers: int) -> Evaluate:
-    """What judges the model on the validation images, shared out among the ranks."""
-    config, ranks, state = trainer.config, trainer.ranks, trainer.state
-    batch_size = max(1, config.schedule.batch_size // (ranks.ranks * config.schedule.accumulate))
-    rounds = -(-len(source) // (batch_size * ranks.ranks))
-
-    def evaluate(stop: Callable[[], bool]) -> dict[str, float]:
-        batches = evaluation_batches(
-            source,
-            preprocessing=trainer.preprocessing,
-            batch_size=batch_size,
-            rank=ranks.rank,
-            ranks=ranks.ranks,
-            workers=workers,
-            device=ranks.device,
-        )
-        trainer.model.eval()
-        with batches, state.averaged():
-            sums = tally(
-                trainer.model,
-                batches,
-                preprocessing=trainer.preprocessing,
-                device=ranks.device,
-                rounds=rounds,
-                autocast=torch.bfloat16 if config.parallel.precision == "bf16" else None,
-                stop=stop,
-            )
-        loss, first, five, count = ranks.total([sums.loss, sums.first, sums.five, sums.count])
-        return {"val_loss": loss / count, "val_top1": first / count, "val_top5": five / count}
-
-    return evaluate

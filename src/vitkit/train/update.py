@@ -5,7 +5,7 @@ state that a checkpoint holds. A step in which anything is not finite changes no
 """
 
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -17,24 +17,27 @@ from vitkit.core.stopping import Stop
 from vitkit.data.loader import Batch, Batches
 from vitkit.data.mixing import mix, one_hot
 from vitkit.data.transforms import Preprocessing
-from vitkit.objectives.supervised import Objective
+from vitkit.objectives.objective import Chance, Objective, Unlabelled, training
 from vitkit.train.config import RunConfig
 from vitkit.train.optim import clip, gradient_norm, learning_rate, set_learning_rate
 from vitkit.train.parallel import Ranks, last_of_several
 from vitkit.train.state import State
 
+IN_LOGS = {"correct": "top1"}
+"""What logs call a share of images whose sum has another name."""
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, kw_only=True)
 class Update:
-    """One step's numbers, the same on every rank."""
+    """One step's numbers, the same on every rank; `shares` by the names that logs have for them."""
 
     loss: float
-    top1: float
     lr: float
     gradient_norm: float
     skipped: bool
     stop: bool
     save: bool
+    shares: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass
@@ -43,7 +46,7 @@ class Trainer:
 
     config: RunConfig
     model: nn.Module
-    objective: Objective
+    objective: Objective[Any]
     state: State
     ranks: Ranks
     preprocessing: Preprocessing
@@ -56,24 +59,26 @@ class Trainer:
         random = self.reseed(step)
         rate = learning_rate(config.schedule, step=step, steps=self.steps)
         micro_batches = config.schedule.accumulate
-        loss = correct = count = 0.0
+        loss = count = 0.0
+        sums: dict[str, float] = {}
         if not self.model.training:  # telling every module takes a hundredth of a small step
             self.model.train()
         for number in range(micro_batches):
             batch = next(batches)
-            images, targets = self.prepare(batch, random)
+            images, targets = self.prepare(batch, random, number)
             with last_of_several(self.model, last=number == micro_batches - 1):
                 with precision(config, self.ranks.device):
                     outcome = self.objective(self.model, images, targets)
                 (outcome.loss / micro_batches).backward()
             loss += outcome.loss.item() * len(batch.labels)
-            correct += outcome.sums["correct"].item()
+            for name, value in outcome.sums.items():
+                sums[name] = sums.get(name, 0.0) + value.item()
             count += len(batch.labels)
         parameters = self.learning()
         norm = gradient_norm(parameters)
         finite = bool(np.isfinite(loss)) and bool(torch.isfinite(norm))
-        loss, correct, count, broken, stops, saves = self.ranks.total(
-            [loss if finite else 0.0, correct, count, not finite, bool(stop), save]
+        loss, count, broken, stops, saves, *totals = self.ranks.total(
+            [loss if finite else 0.0, count, not finite, bool(stop), save, *sums.values()]
         )
         if broken:
             self.skip()
@@ -85,7 +90,7 @@ class Trainer:
         self.state.progress.step += 1
         return Update(
             loss=float("nan") if broken else loss / count,
-            top1=correct / count,
+            shares={IN_LOGS.get(name, name): total / count for name, total in zip(sums, totals, strict=True)},
             lr=rate,
             gradient_norm=norm.item(),
             skipped=bool(broken),
@@ -99,12 +104,18 @@ class Trainer:
         torch.manual_seed(int(words[0]))
         return np.random.Generator(np.random.Philox(key=words[1:3]))
 
-    def prepare(
-        self, batch: Batch, random: np.random.Generator
-    ) -> tuple[Float[Tensor, "B C H W"], Float[Tensor, "B Y"]]:
-        """Images and targets on the device, normalised and mixed."""
+    def prepare(self, batch: Batch, random: np.random.Generator, number: int) -> tuple[Float[Tensor, "B C H W"], Any]:
+        """Images on the device, normalised and mixed, and their targets; `number` is that of the micro-batch.
+
+        Where there are no labels the objective sets its own task, by the images' places in the global batch.
+        """
         augment, objective = self.config.augment, self.config.objective
-        images = self.preprocessing.normalise(batch.pixels.to(self.ranks.device, non_blocking=True))
+        pixels = batch.pixels.to(self.ranks.device, non_blocking=True)
+        images = self.preprocessing.normalise(pixels)
+        if isinstance(self.objective, Unlabelled):
+            first = (self.ranks.rank * self.config.schedule.accumulate + number) * len(pixels)
+            chance = Chance(seed=self.config.seed, use=training(self.state.progress.step), first=first)
+            return images, self.objective.set_task(images, pixels, chance=chance)
         labels = batch.labels.to(self.ranks.device, non_blocking=True)
         targets = one_hot(labels, classes=self.classes, smoothing=objective.smoothing)
         return mix(images, targets, mixup=augment.mixup, cutmix=augment.cutmix, rng=random)

@@ -1,21 +1,23 @@
 """What a run tells whoever watches it, as it happens; a command line shows it, a test ignores it."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, kw_only=True)
 class Pulse:
-    """One step's numbers. `waiting` is the share of time spent waiting for images since the last pulse."""
+    """One step's numbers. `shares` are by name; `waiting` is that of the time since the last pulse spent waiting for
+    images.
+    """
 
     step: int
     steps: int
     epoch: float
     loss: float
-    top1: float
     lr: float
     images_per_second: float
     waiting: float
     seconds_left: float
+    shares: dict[str, float] = field(default_factory=dict)
 
 
 def on_the_clock(seconds: float) -> str:

@@ -1,5 +1,6 @@
 """`vitkit eval`: a trained model and labelled images go in, how good it is comes out."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -9,7 +10,11 @@ from vitkit.cli.checking import sound_images
 from vitkit.cli.output import print_json, print_sections, safe_text, talk_console
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from vitkit.evaluate.judgement import Judgement
+    from vitkit.evaluate.protocols import Prepared
+    from vitkit.evaluate.real import RealAccuracy
 
 
 @click.command("eval")
@@ -17,26 +22,46 @@ if TYPE_CHECKING:
 @click.argument("data")
 @click.option("--split", help="Which split to judge on; test, else val, else all images, where not given.")
 @click.option("--kind", help="The kind of data set, where it is not found right by itself.")
+@click.option(
+    "--label-map",
+    metavar="NAME|FILE",
+    help="What the data's classes are to the model: imagenet, imagenet-v2, imagenet-a, imagenet-r, imagenet-sketch, "
+    "objectnet, or a JSON or CSV file.",
+)
+@click.option("--real", metavar="FILE", help="Judge by ReaL's labels too: the published real.json.")
 @click.option("--workers", type=click.IntRange(min=0), default=2, show_default=True, help="Processes that read images.")
 @click.option("--batch-size", type=click.IntRange(min=1), default=64, show_default=True, help="Images at a time.")
 @click.option("--device", default="auto", show_default=True, help="cpu, cuda, mps, or auto.")
 @click.option("--json", "as_json", is_flag=True, help="Print the numbers as JSON.")
 def command(
-    run: Path, data: str, split: str | None, kind: str | None, workers: int, batch_size: int, device: str, as_json: bool
+    run: Path,
+    data: str,
+    split: str | None,
+    kind: str | None,
+    label_map: str | None,
+    real: str | None,
+    workers: int,
+    batch_size: int,
+    device: str,
+    as_json: bool,
 ) -> None:
     """Judge the model in the folder RUN on DATA: top-1, top-5, per class, calibration, confusion.
 
-    On the data set that it learned from, it is judged by the images that were held out.
+    On the data set that it learned from, it is judged by the images that were held out. A model of ImageNet's classes
+    is judged on ImageNet-V2, -A, -R, -Sketch and ObjectNet by a label map, and on ImageNet by ReaL's labels too.
 
     \b
     vitkit eval runs/photos photos/
     vitkit eval runs/photos holidays/ --json
+    vitkit eval ViT-B_16.npz imagenet --real real.json
+    vitkit eval ViT-B_16.npz imagenet-a --label-map imagenet-a
     """
     from rich.progress import Progress
 
     from vitkit.checkpoints.foreign import load
     from vitkit.data.sources.detect import open_data
-    from vitkit.evaluate.judging import choose_split, judge_artefact, known_classes
+    from vitkit.evaluate.judging import choose_split, known_classes
+    from vitkit.evaluate.protocols import Protocol, judge_by, prepare
     from vitkit.train.folder import RunFolder
     from vitkit.train.images import as_divided_for
     from vitkit.train.parallel import choose_device
@@ -44,19 +69,23 @@ def command(
     artefact, place = load(run), choose_device(device)
     found = as_divided_for(RunFolder(run), open_data(data, kind=kind))
     name, source = choose_split(found, split)
-    known_classes(artefact, source)  # before time is spent on looking at images
+    asked = Protocol(label_map=label_map, real=real)
+    prepared = prepare(asked, source, labels=artefact.labels, place=data)
+    if prepared.label_map is None:
+        known_classes(artefact, source)  # before time is spent on looking at images
     talk = talk_console()
     if name == "train":
         talk.print("warning: these are images to learn from; the model may have seen them", style="yellow")
     talk.print(safe_text(f"{found.kind}: {len(source):,} images of split {name}"), soft_wrap=True)
+    tell_map(prepared, talk)
     with Progress(console=talk, transient=True, disable=not talk.is_terminal) as progress:
         sound, bad = sound_images(
-            source, place=data, channels=artefact.preprocessing.channels, workers=workers, progress=progress
+            prepared.source, place=data, channels=artefact.preprocessing.channels, workers=workers, progress=progress
         )
         task = progress.add_task("judging", total=len(sound))
-        judgement = judge_artefact(
+        judged = judge_by(
             artefact,
-            sound,
+            replace(prepared, source=sound),
             workers=workers,
             batch_size=batch_size,
             device=place,
@@ -64,9 +93,39 @@ def command(
         )
     if as_json:
         files = [{"file": file.name, "reason": file.reason} for file in bad]
-        print_json(judgement.to_json() | {"split": name, "bad": files})
+        mapped = {} if prepared.label_map is None else {"label_map": prepared.label_map.to_json()}
+        reassessed = {} if judged.real is None else {"real": judged.real.to_json()}
+        print_json(judged.judgement.to_json() | {"split": name, "bad": files} | mapped | reassessed)
         return
-    print_judgement(judgement, split=name)
+    print_judgement(judged.judgement, split=name)
+    if judged.real is not None:
+        print_real(judged.real)
+
+
+def tell_map(prepared: "Prepared", talk: "Console") -> None:
+    """Say what the classes are taken for, and name those that the model has nothing for."""
+    found = prepared.label_map
+    if found is None:
+        return
+    classes = f"{len(found.known):,} of {len(found.classes):,} classes"
+    logits = "their logits alone are read" if found.read == "mapped" else "all logits are read"
+    talk.print(safe_text(f"label map {found.name}: {classes}; {logits}"), soft_wrap=True)
+    for warning in found.warnings:
+        talk.print(safe_text(f"warning: {warning}"), style="yellow", soft_wrap=True)
+    if prepared.left_out:
+        left = [name for name, means in zip(found.classes, found.means, strict=True) if not means]
+        names = ", ".join(left[:5]) + (f" and {len(left) - 5:,} more" if len(left) > 5 else "")
+        warning = f"warning: left out {prepared.left_out:,} images of classes that mean nothing to the model: {names}"
+        talk.print(safe_text(warning), style="yellow", soft_wrap=True)
+
+
+def print_real(real: "RealAccuracy") -> None:
+    """Print the ReaL accuracy."""
+    low, high = real.interval
+    skipped = f"{real.skipped:,} images without labels skipped"
+    rows = [("top-1", f"{real.top1:.2%} (95 % interval {low:.1%}–{high:.1%})"), ("skipped", skipped)]
+    click.echo()
+    print_sections({f"By ReaL's labels, on {real.count:,} images": rows})
 
 
 def print_judgement(judgement: "Judgement", *, split: str) -> None:

@@ -19,6 +19,7 @@ from vitkit.data.sources.imagenet import has_imagenet, open_imagenet
 from vitkit.data.sources.manifests import has_manifest, open_manifest
 from vitkit.data.sources.oxford import has_flowers, has_pets, open_flowers, open_pets
 from vitkit.data.sources.parquet import has_parquet, open_parquet
+from vitkit.data.sources.vtab import has_vtab, open_vtab
 from vitkit.data.sources.webdataset import has_tars, is_pattern, open_webdataset
 
 
@@ -31,10 +32,28 @@ class Kind:
     open: Callable[[Path], DataSet]
 
 
+def never(_: Path) -> bool:
+    """Of a kind that is not seen but asked for."""
+    return False
+
+
+def open_val_as_test(place: Path) -> DataSet:
+    """Any data set of train and val whose val is what models are judged by, as papers do with ImageNet's.
+
+    It is called test, so that nothing is chosen by it and nothing learns from it.
+    """
+    found = KINDS[detect(place)].open(place)
+    if "test" in found.splits or "val" not in found.splits:
+        raise DataError(f"{place} has no val split to judge by", expected="train and val", got=", ".join(found.splits))
+    splits = {"train" if split == "train" else "test": source for split, source in found.splits.items()}
+    return DataSet(place=found.place, splits=splits)
+
+
 KINDS: Mapping[str, Kind] = {
     "imagenet": Kind(looks_like="ILSVRC2012_img_train.tar or train/n01440764/", found=has_imagenet, open=open_imagenet),
     "pets": Kind(looks_like="images/ and annotations/trainval.txt", found=has_pets, open=open_pets),
     "flowers": Kind(looks_like="jpg/ and imagelabels.mat", found=has_flowers, open=open_flowers),
+    "vtab": Kind(looks_like="train800.txt, val200.txt and test.txt", found=has_vtab, open=open_vtab),
     "cifar": Kind(looks_like="data_batch_1[.bin] or cifar-10-python.tar.gz", found=has_cifar, open=open_cifar),
     "idx": Kind(looks_like="train-images-idx3-ubyte[.gz]", found=has_idx, open=open_idx),
     "manifest": Kind(
@@ -45,6 +64,9 @@ KINDS: Mapping[str, Kind] = {
     "npz": Kind(looks_like="an .npz file", found=has_npz, open=open_npz),
     "folders": Kind(looks_like="CLASS/IMAGE or train/CLASS/IMAGE", found=has_class_folders, open=open_folders),
     "unlabelled": Kind(looks_like="images in no folder", found=has_images, open=open_unlabelled),
+    "val-as-test": Kind(
+        looks_like="train and val, which is what models are judged by", found=never, open=open_val_as_test
+    ),
 }
 EMBEDDED = ("digits", "fractals")
 LOOSE = ("parquet", "webdataset", "npz")

@@ -78,3 +78,23 @@ def test_a_mistake_is_named_and_nothing_is_written(
     assert message in said.errors[0]
     assert hint is None or hint in said.hints[0]
     assert not (tmp_path / "look").exists()
+
+
+@pytest.mark.parametrize(("objective", "share"), [("masked", 0.5), ("autoencoder", 0.75)])
+def test_a_run_without_labels_shows_what_it_makes_of_hidden_patches(
+    shell: Shell, tmp_path: Path, objective: str, share: float
+) -> None:
+    decoder = {f"objective.autoencoder.{key}": value for key, value in (("width", 16), ("depth", 1), ("heads", 2))}
+    changes = {"objective.name": objective, "model.patch_size": 4, "augment.mixup": 0, **decoder}
+    assert shell("train", "photos", "--out", "unlabelled", *assigned(SHAPE, changes)).code == 0
+    said = shell("inspect", "unlabelled", "photos/cat/00.png", "--out", "look", "--only", "hidden,norms")
+    assert (said.code, said.out) == (0, "look/report.html\n")
+    numbers = json.loads((tmp_path / "look" / "numbers.json").read_text())
+    assert numbers["parts"]["hidden"]["hidden_share"] == share
+    assert (tmp_path / "look" / "hidden.png").is_file()
+
+
+def test_a_model_alone_has_nothing_to_fill_in_patches_with(shell: Shell) -> None:
+    said = shell("inspect", "run", "photos/cat/00.png", "--out", "look", "--only", "hidden,norms")
+    assert said.code == 0
+    assert "left out hidden: what it filled in patches with is not beside the model" in said.talk

@@ -16,10 +16,12 @@ import vitkit
 from vitkit.checkpoints import native
 from vitkit.checkpoints.files.readers import open_tensors
 from vitkit.checkpoints.foreign import identify, load_as_stored
+from vitkit.checkpoints.pretraining import load_foreign_pretraining
 from vitkit.core.shapes import pair
 from vitkit.model.attention import AttentionConfig
 from vitkit.model.config import TokenConfig, ViTConfig
 from vitkit.model.heads import HeadConfig
+from vitkit.model.patches import select_patches
 from vitkit.model.resnet import BackboneConfig
 
 SIZES: dict[str, Any] = {
@@ -238,3 +240,37 @@ def test_a_dinov2_is_loaded_for_the_images_that_it_is_fed(kind: str, tmp_path: P
     assert load_as_stored(tmp_path).config.image_size == stored.config.image_size
     # Their model takes images of any size, and resamples its positions to them.
     assert_same_logits(answer(ours, ours.config), their_answer(theirs, ours.config, made.reads))
+
+
+@pytest.mark.parametrize("own_names", [False, True])
+def test_an_mae_with_its_decoder_fills_in_patches_as_theirs_does(own_names: bool, tmp_path: Path) -> None:
+    sizes = {"decoder_intermediate_size": 128, "mask_ratio": 0.75}  # a decoder's MLP is four times its width
+    made = replace(KINDS["MAE"], name="ViTMAEForPreTraining", theirs=KINDS["MAE"].theirs | sizes)
+    theirs = made.made()
+    theirs.save_pretrained(tmp_path / "theirs")
+    place = tmp_path / "theirs"
+    if own_names:  # as MAE's own code writes it
+        ours = load_foreign_pretraining(place)
+        state = {name.removeprefix("encoder."): tensor for name, tensor in ours.state_dict().items()}
+        place = tmp_path / "mae_visualize_vit_small.pth"
+        torch.save({"model": state}, place)
+        with open_tensors(place) as tensors:
+            assert identify(tensors).format.name == "mae"
+    model = load_foreign_pretraining(place)
+    assert not model.settings.normalise
+    if own_names:  # what such a file cannot say: Hugging Face's eps, and how many heads the decoder has
+        assert model.settings.heads == 16
+        return
+    images, patches = images_for(made.ours), made.ours.patches
+    noise = torch.rand(2, patches, generator=torch.Generator().manual_seed(0))
+    order = noise.argsort(dim=1)
+    visible, places = order[:, : patches // 4].sort(dim=1).values, order[:, patches // 4 :].sort(dim=1).values
+    with torch.no_grad():
+        expected = select_patches(theirs(images, noise=noise).logits, places)
+        assert_same_logits(model(images, visible, places), expected)
+    assert load_foreign_pretraining(tmp_path / "theirs").settings.hidden == 0.75
+
+
+def test_an_mae_without_its_decoder_has_nothing_to_fill_in_with(tmp_path: Path) -> None:
+    KINDS["MAE"].made().save_pretrained(tmp_path)
+    assert load_foreign_pretraining(tmp_path) is None

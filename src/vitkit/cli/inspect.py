@@ -49,6 +49,7 @@ def command(
     """
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
+    from vitkit.checkpoints.pretraining import pretraining_beside
     from vitkit.checkpoints.ready import load
     from vitkit.inspection.parts import PARTS, chosen_parts, make_part
     from vitkit.inspection.report import Inspection, shown_names
@@ -63,6 +64,7 @@ def command(
         names=shown_names(files),
         chosen=None if chosen is None else class_named(loaded, chosen),
         other=None if other is None else load(other),
+        pretraining=pretraining_beside(model),
         layer=layer,
     )
     talk = talk_console()

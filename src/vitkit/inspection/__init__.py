@@ -6,6 +6,7 @@ from vitkit.inspection.distance import attention_distance
 from vitkit.inspection.embeddings import filter_components, position_similarity
 from vitkit.inspection.features import feature_colours, patch_similarity, token_norms
 from vitkit.inspection.layers import layer_predictions, layer_similarity
+from vitkit.inspection.reconstruction import reconstruction
 
 __all__ = [
     "attention_distance",
@@ -17,6 +18,7 @@ __all__ = [
     "layer_similarity",
     "patch_similarity",
     "position_similarity",
+    "reconstruction",
     "relevance",
     "rollout",
     "token_norms",

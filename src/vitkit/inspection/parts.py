@@ -15,6 +15,7 @@ PARTS: dict[str, tuple[str, Callable[[Subject], Part]]] = {
     "lens": ("What each layer would answer", parts_learnt.layer_by_layer),
     "colours": ("Features as colours", parts_learnt.colours),
     "nearest": ("Patches that mean the same", parts_learnt.nearest),
+    "hidden": ("Hidden patches", parts_learnt.hidden),
     "distance": ("Attention distance", parts_attention.distance),
     "filters": ("Filters", parts_learnt.filters),
     "positions": ("Position embeddings", parts_learnt.positions),

@@ -15,8 +15,10 @@ from vitkit.inspection.pictures import (
     lines,
     numbered,
     one_above_the_other,
+    side_by_side,
 )
-from vitkit.inspection.subject import Subject
+from vitkit.inspection.reconstruction import reconstruction
+from vitkit.inspection.subject import Subject, to_look_at
 from vitkit.model.vit import ViT
 
 MOST_PATCHES = 1024
@@ -73,6 +75,38 @@ def colours(subject: Subject) -> Part:
         "Patches of the same colour mean the same to the model, in one image and in another."
     )
     return Part(name="colours", title="Features as colours", text=text, drawings={"colours": drawing})
+
+
+def hidden(subject: Subject) -> Part:
+    """What a masked model makes of patches that it does not see."""
+    if subject.pretraining is None:
+        raise DoesNotApplyError(
+            "what it filled in patches with is not beside the model",
+            expected="a run that learned without labels",
+            got="a model alone",
+        )
+    how = subject.model.preprocess.preprocessing
+    found = reconstruction(subject.pretraining, subject.shown, preprocessing=how)
+    unseen = found.images.masked_fill(found.hidden[:, None], 128.0)
+    rows = [list(three) for three in zip(*map(to_look_at, (found.images, unseen, found.predicted)), strict=True)]
+    drawing = side_by_side(
+        rows,
+        heads=("The image", "What it sees", "How it completes it"),
+        names=[[name, "", ""] for name in subject.titles],
+        title="Hidden patches, and what the model makes of them",
+    )
+    error = (found.predicted - found.images).abs().mean(dim=1)[found.hidden].mean()
+    text = (
+        "Patches are hidden, or changed, as in training, and the model says what they were from the others. "
+        "How well it does so says how much it knows of what images look like; fine detail is lost to anyone."
+    )
+    return Part(
+        name="hidden",
+        title="Hidden patches",
+        text=text,
+        drawings={"hidden": drawing},
+        numbers={"hidden_share": float(found.hidden.float().mean()), "mean_difference": float(error)},
+    )
 
 
 def nearest(subject: Subject) -> Part:

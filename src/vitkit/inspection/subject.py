@@ -14,6 +14,7 @@ from vitkit.core.shapes import Float, Int, Tensor
 from vitkit.data.given import Given
 from vitkit.inspection.attention import relevance, rollout
 from vitkit.inspection.canvas import Rgb
+from vitkit.model.masked import MaskedAutoencoder, MaskedPatches
 from vitkit.model.vit import ViT
 
 SHOWN = 8
@@ -34,6 +35,8 @@ class Subject:
     chosen: int | None = None
     """The class to explain beside the predicted one."""
     other: Loaded | None = None
+    pretraining: MaskedPatches | MaskedAutoencoder | None = None
+    """What the model learned in without labels, where it is at hand."""
     layer: int = -1
     """Whose heads and features are drawn."""
 
@@ -71,13 +74,7 @@ class Subject:
     @cached_property
     def pictures(self) -> list[Rgb]:
         """The same as one sees them: what the model was given, not what the file holds."""
-        how = self.model.preprocess.preprocessing
-        mean, deviation = (
-            torch.tensor(numbers).expand(how.channels)[:, None, None] for numbers in (how.mean, how.deviation)
-        )
-        pixels = (self.shown * deviation + mean).clamp(0, 1)
-        seen = pixels[:, :3] if how.channels >= 3 else pixels.mean(dim=1, keepdim=True).expand(-1, 3, -1, -1)
-        return list((seen * 255).round().byte().permute(0, 2, 3, 1).numpy().astype(np.uint8))
+        return to_look_at(self.model.preprocess.preprocessing.pixels_of(self.shown))
 
     @cached_property
     @torch.no_grad()
@@ -113,6 +110,16 @@ class Subject:
     def each(self, part: Callable[[Float[Tensor, "B C H W"]], Tensor]) -> Tensor:
         """A part of inspection over the images that are drawn, as many at a time as memory allows."""
         return torch.cat([part(images) for images in self.shown.split(self.batch)])
+
+
+def to_look_at(pixels: Float[Tensor, "B C H W"]) -> list[Rgb]:
+    """Pixels, 0…255, of any channels as pictures: of more than three the first, of fewer their mean as grey.
+
+    >>> to_look_at(torch.full((1, 1, 1, 1), 300.0))[0].tolist()
+    [[[255, 255, 255]]]
+    """
+    seen = pixels[:, :3] if pixels.shape[1] >= 3 else pixels.mean(dim=1, keepdim=True).expand(-1, 3, -1, -1)
+    return list(seen.round().clamp(0, 255).byte().permute(0, 2, 3, 1).numpy().astype(np.uint8))
 
 
 def class_named(model: Loaded, name: str) -> int:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from vitkit.cli import problems
 from vitkit.cli.output import print_json, print_sections, result_console, safe_text, talk_console
 
 if TYPE_CHECKING:
@@ -20,6 +21,9 @@ SHOWN = 20
 @click.group("data")
 def command() -> None:
     """Look at data sets before anything is learned from them."""
+
+
+command.add_command(problems.command)
 
 
 @command.command("check")

@@ -238,7 +238,7 @@ label_map = "map.json"
 @pytest.mark.parametrize(
     ("text", "message", "hint"),
     [
-        ('wieghts = "tiny"', "wieghts is not a known key", "did you mean weights?"),
+        ('weightz = "tiny"', "weightz is not a known key", "did you mean weights?"),
         ('weights = "tiny"\n[sets.one]\npath = "one"\nrate = [0.1]', "sets.one.rate is not a known key", "rates"),
         ('weights = "tiny"\n[sets.one]\nsteps = 2', "sets.one.path is missing", None),
         ('weights = "tiny"\n[sets.one]\npath = "one"\nsteps = "2"', "sets.one.steps is not valid", None),

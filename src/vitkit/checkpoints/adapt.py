@@ -206,6 +206,8 @@ class _Work:
         """The new model's tensor of this name."""
         if name.startswith(HEAD) and self.head_is_new:
             return self.fresh[name]
+        if name == "dist_token" and name not in self.state:
+            return self.fresh[name]  # a student's second token learns from its teacher
         if name == "cls_token" and not _has_class_token(self.old):
             return self.fresh[name]  # zeros
         if name.endswith(".prefix") and not _placed(self.old):

@@ -16,6 +16,7 @@ SHORT = {
     "workers": "data.workers",
     "channels": "data.channels",
     "device": "parallel.device",
+    "teacher": "objective.distillation.teacher",
 }
 """Keys that are typed so often that their section may be left out."""
 

@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from vitkit.checkpoints.ready import load, save
+    from vitkit.predict.predictor import Predictor
     from vitkit.zoo.lookup import create, models
 
-__all__ = ["create", "load", "models", "save"]
+__all__ = ["Predictor", "create", "load", "models", "save"]
 
 # Importing vitkit imports no torch: a name is fetched when it is first used.
 _HOMES = {
+    "Predictor": "vitkit.predict.predictor",
     "create": "vitkit.zoo.lookup",
     "load": "vitkit.checkpoints.ready",
     "models": "vitkit.zoo.lookup",

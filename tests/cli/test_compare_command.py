@@ -111,7 +111,8 @@ def test_a_person_reads_a_table_and_a_sentence(shell: Shell) -> None:
     [
         (("short", "short"), "named twice"),
         (("short", "nowhere"), "nowhere"),
-        (("short", "--split", "test"), "--split is a split of --data"),
+        (("short", "--split", "test"), "are those of --data"),
+        (("short", "--kind", "folders"), "are those of --data"),
         (("short", "long", "--data", "photos", "--split", "test"), "no split test"),
     ],
 )
@@ -119,6 +120,14 @@ def test_a_mistake_is_named(shell: Shell, arguments: tuple[str, ...], message: s
     said = shell("compare", *arguments)
     assert said.code in (1, 2)
     assert message in said.errors[0]
+
+
+def test_the_run_that_cannot_be_judged_is_named(shell: Shell) -> None:
+    photos(Path("birds"), ("owl", "dog"), each=3)
+    said = shell("compare", "short", "long", "--data", "birds", "--workers", "0")
+    assert said.code == 1
+    assert "error: short: the model does not know the class owl" in said.errors[0]
+    assert "fine-tune" in said.hints[0]
 
 
 def test_a_run_that_is_not_finished_is_told_from_a_folder_that_is_none(shell: Shell, tmp_path: Path) -> None:

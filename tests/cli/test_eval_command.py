@@ -9,6 +9,7 @@ import pytest
 from cli.tiny_runs import Shell, photos
 from PIL import Image
 
+import vitkit
 from vitkit.cli.main import main
 
 CLASSES = ["<script>alert(1)</script>", "cat", "dog\x1b[31m", "owl"]
@@ -159,3 +160,11 @@ def test_on_its_own_folder_a_model_is_judged_by_what_was_held_out(shell: Shell) 
 
 def test_on_what_it_learned_from_a_model_is_judged_with_a_warning(shell: Shell) -> None:
     assert "may have seen them" in shell("eval", "run", "photos", "--split", "train").talk
+
+
+def test_a_model_without_classes_has_nothing_to_be_judged_by(shell: Shell, tmp_path: Path) -> None:
+    vitkit.save(vitkit.create("Ti/16", image_size=16, classes=0), tmp_path / "features")
+    said = shell("eval", "features", "digits")
+    assert said.code == 1
+    assert "the model has no classes to answer with" in said.talk
+    assert "vitkit finetune" in said.talk

@@ -160,6 +160,30 @@ def test_a_finished_suite_is_not_taken_for_another(shell):
     said = shell("suite", "one.toml", "--out", "out", "batch_size=5", "image_size=16", "workers=0")
     assert said.code == 1
     assert "holds a run with another schedule.batch_size" in said.errors[0]
+    usual = ("batch_size=4", "image_size=16", "workers=0")
+    swept = shell("suite", "one.toml", "--out", "out", "--rates", "0.01,0.02", *usual)
+    assert swept.code == 1
+    assert "out/runs/tiny/one holds a run at one rate" in swept.errors[0]
+    assert not Path("out/runs/tiny/one/sweep").exists()
+    with Path("one.toml").open("a", encoding="utf-8") as file:
+        file.write('kind = "vtab"\n')
+    other = shell("suite", "one.toml", "--out", "out", *usual)
+    assert other.code == 1
+    assert "holds a run with another data.kind" in other.errors[0]
+
+
+def test_its_runs_are_judged_again_on_the_images_that_they_were_judged_by(shell):
+    for split in ("train", "val"):
+        photos(Path("data/two", split), each=5)
+    Path("one.toml").write_text('weights = "tiny"\nroot = "data"\n[sets.two]\npath = "two"\nrates = [0.01]\n')
+    assert shell("suite", "one.toml", "--out", "out", *SHORT).code == 0
+    run = "out/runs/tiny/two"
+    said = shell("eval", run, "data/two", "--workers", "0", "--json")
+    assert (said.json["split"], said.json["count"]) == ("test", 10)
+    assert "may have seen them" not in said.talk
+    said = shell("compare", run, "tiny", "--data", "data/two", "--workers", "0", "--json")
+    assert [each["count"] for each in said.json["runs"]] == [10, 10]
+    assert said.json["warnings"] == []
 
 
 def test_only_some_leave_what_was_finished_in_the_table(shell):
@@ -252,6 +276,12 @@ label_map = "map.json"
         ('base = "vtab1k"\nweights = "tiny"', "no suite vtab1k", "did you mean vtab-1k?"),
         ('weights = "tiny"\n[sets.one]\npath = "one"\njudge = "two"', "judges the model of two", None),
         ("weights = [", "not a TOML file", None),
+        ('base = ["vtab-1k"]\nweights = "tiny"', "there is no suite", None),
+        (
+            'weights = "tiny"\n[sets.one]\npath = "one"\njudge = "weights"\nlabel_map = "imagenet-aa"',
+            "no label map is called imagenet-aa",
+            "did you mean imagenet-a?",
+        ),
     ],
 )
 def test_mistakes_in_the_file_are_told_before_anything_starts(shell, text, message, hint):
@@ -271,6 +301,9 @@ def test_mistakes_on_the_command_line_too(shell):
     said = shell("suite", "mine.toml", "--out", "out", "--only", "on")
     assert "no data set on" in said.errors[0]
     assert "did you mean one?" in said.hints[0]
+    said = shell("suite", "mine.toml", "--out", "out", "--only", ",")
+    assert said.code == 2
+    assert "--only names no data set" in said.errors[0]
     photos(Path("plain"), each=3)
     Path("mine.toml").write_text('weights = "tiny"\n[sets.plain]\npath = "plain"\n', encoding="utf-8")
     said = shell("suite", "mine.toml", "--out", "out")

@@ -77,6 +77,17 @@ def test_mcnemar_is_the_exact_binomial_test(only: int, only_other: int) -> None:
     assert mcnemar(only, only_other) == pytest.approx(wanted, rel=1e-9)
 
 
+@pytest.mark.parametrize(("images", "only"), [(1, 1), (4, 4), (100, 5)])
+def test_a_few_images_do_not_make_a_difference_sure(images: int, only: int) -> None:
+    """All resamples of few images may say the same, and chance alone does as much."""
+    one = np.arange(images) < only
+    found = paired_difference(one, np.zeros(images, dtype=np.bool_), names=("one", "other"))
+    assert found.interval[0] > 0
+    assert found.p_value > 0.05
+    assert not found.is_sure
+    assert "cannot be told apart" in found.in_words()
+
+
 def test_turned_round_a_difference_changes_its_sign() -> None:
     one, other = two_models()
     there, back = (paired_difference(*pair, names=("a", "b")) for pair in ((one, other), (other, one)))

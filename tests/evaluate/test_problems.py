@@ -103,6 +103,17 @@ def test_planted_copies_are_found_and_nothing_else() -> None:
     assert precision >= 0.95
 
 
+def test_an_image_that_was_saved_again_eight_times_is_found_all_the_same() -> None:
+    """Copies do not stand out from each other: what is usual must not be taken from them."""
+    copies = [encoded(drawn(7).resize((60 + 4 * number,) * 2), quality=40 + 5 * number) for number in range(8)]
+    train = [*(encoded(drawn(number)) for number in range(100, 200)), *copies]
+    test = [encoded(drawn(7)), *(encoded(drawn(number)) for number in range(300, 330))]
+    found = {
+        (match.one.index, match.other.index) for match in near_duplicates({"train": looks(train), "test": looks(test)})
+    }
+    assert found == {(100 + number, 0) for number in range(8)}
+
+
 def test_mirrored_copies_are_found_on_request_only() -> None:
     train = [encoded(drawn(number)) for number in range(60)]
     test = [encoded(drawn(number).transpose(Image.Transpose.FLIP_LEFT_RIGHT)) for number in (3, 30)]

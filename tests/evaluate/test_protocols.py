@@ -10,11 +10,15 @@ import torch
 from PIL import Image
 
 from vitkit.core.errors import DataError
+from vitkit.data.source import Subset
 from vitkit.data.sources.base import FileSource
 from vitkit.data.sources.detect import open_data
+from vitkit.data.sources.embedded import digits
 from vitkit.evaluate.accuracy import Answers
+from vitkit.evaluate.judgement import judge
 from vitkit.evaluate.label_maps import LabelMap, file_map, imagenet_order, imagenet_wnids, judge_mapped, published_map
 from vitkit.evaluate.objectnet import WithoutBorder, imagenet_numbers, mappings_folder, objectnet_map
+from vitkit.evaluate.protocols import Protocol, prepare
 from vitkit.evaluate.real import read_real, real_accuracy
 
 NUMBERS = tuple(map(str, range(1000)))
@@ -290,3 +294,27 @@ def test_top_5_are_five_of_the_models_classes():
     pets = LabelMap(name="pets", classes=("cat", "dog"), means=((6,), (0, 1, 2, 3, 4, 5)), read="mapped")
     logits = torch.arange(7, 0, -1).float()[None]
     assert judge_mapped(Answers(logits, torch.tensor([0])), pets).top5 == 0.0
+
+
+def test_a_model_that_says_nothing_is_right_by_chance_alone_and_all_numbers_agree():
+    names = tuple("abcd")
+    same = LabelMap(name="same", classes=names, means=((0,), (1,), (2,), (3,)), read="all")
+    nothing, labels = torch.zeros(40, 4), torch.arange(40) % 4
+    mapped, plain = judge_mapped(Answers(nothing, labels), same), judge(nothing, labels, classes=names)
+    assert mapped.top1 == plain.top1 == 0.25
+    assert mapped.confusion.tolist() == plain.confusion.tolist()
+    # One class of the data is two of the model's, and stands after the one that is answered.
+    turned = LabelMap(name="turned", classes=("a", "b"), means=((1, 2), (0,)), read="all")
+    judged = judge_mapped(Answers(torch.zeros(3, 4), torch.tensor([0, 0, 1])), turned)
+    assert judged.top1 == pytest.approx(1 / 3)
+    assert judged.confusion.tolist() == [[0, 2, 0], [0, 1, 0], [0, 0, 0]]
+    assert [each.recall for each in judged.per_class[:2]] == [0.0, 1.0]
+
+
+def test_a_map_of_no_class_that_the_images_are_of_is_refused(tmp_path):
+    source = digits().splits["test"]
+    threes = Subset(source, np.flatnonzero(source.labels == 3).tolist())
+    path = tmp_path / "map.json"
+    path.write_text('{"4": "four"}', encoding="utf-8")
+    with pytest.raises(DataError, match=r"map.json names no class that these images are of \(expected 4, got 3\)"):
+        prepare(Protocol(label_map=str(path)), threes, labels=("four", "five"), place="digits")

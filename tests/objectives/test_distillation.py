@@ -352,6 +352,15 @@ def test_classes_are_found_by_name_in_whatever_order() -> None:
     assert teacher.of_classes(("a", "b", "c")).logits(images, fed=FED).tolist() == taught.tolist()
 
 
+def test_two_classes_of_one_name_are_told_apart_by_their_order_or_not_at_all() -> None:
+    cranes = ("crane", "dog", "crane")
+    assert teachers_numbers(cranes, classes=cranes) == (0, 1, 2)
+    assert teachers_numbers(cranes, classes=("dog",)) == (1,)
+    with pytest.raises(ConfigError, match="the teacher has 2 classes called crane") as caught:
+        teachers_numbers(cranes, classes=("dog", "crane"))
+    assert "weights adapt" in str(caught.value.hint)
+
+
 @pytest.mark.parametrize(
     ("labels", "message", "hint"),
     [

@@ -13,7 +13,7 @@ from vitkit.model.positions import PositionConfig
 from vitkit.model.resnet import BackboneConfig
 from vitkit.model.vit import ViT
 from vitkit.objectives.masked import Corruption, MaskedPrediction, MaskedTask, colour_classes, coloured, corrupt
-from vitkit.objectives.objective import Chance, Unlabelled
+from vitkit.objectives.objective import EVALUATING, Chance, Unlabelled, training
 
 VIT = ViTConfig(image_size=16, patch_size=4, width=32, depth=2, heads=2, mlp_dim=64, classes=0)
 GREY = ViTConfig(image_size=16, patch_size=4, channels=1, width=32, depth=2, heads=2, mlp_dim=64, classes=0)
@@ -73,10 +73,13 @@ def test_an_image_has_the_same_task_in_any_batch() -> None:
             assert torch.equal(one, all_of_them[first:last])
 
 
-def test_steps_have_other_tasks() -> None:
+def test_steps_evaluations_and_seeds_have_other_tasks() -> None:
     objective, pixels = MaskedPrediction(MaskedConfig(), VIT), pixels_of(2)
-    one, other = (objective.set_task(pixels / 255, pixels, chance=Chance(seed=0, use=use)) for use in (1, 2))
-    assert not torch.equal(one.corruption.places, other.corruption.places)
+    chances = [Chance(seed=0, use=training(step)) for step in (0, 1, 2, 1000, 10**6, 10**6 + 1)]
+    chances += [Chance(seed=0, use=EVALUATING), *(Chance(seed=2**62 + more, use=training(0)) for more in (0, 1))]
+    found = [objective.set_task(pixels / 255, pixels, chance=chance).corruption.places for chance in chances]
+    # Two images of which 8 of 16 patches are chosen: the same by chance once in 160 million.
+    assert len({tuple(places.flatten().tolist()) for places in found}) == len(chances)
 
 
 # What is asked

@@ -6,9 +6,10 @@ import torch
 from vitkit.checkpoints.native import Artefact
 from vitkit.core.errors import ConfigError
 from vitkit.data.transforms import Preprocessing
-from vitkit.train.config import ModelChoice, RunConfig
+from vitkit.train.config import DataConfig, ModelChoice, RunConfig
 from vitkit.train.make import make_model
 from vitkit.train.parallel import Ranks
+from vitkit.train.run import run
 from vitkit.train.watch import Watcher
 from vitkit.zoo.lookup import configure, create
 
@@ -65,3 +66,9 @@ def test_the_draw_follows_from_the_seed_and_is_not_that_of_the_weights_own_start
 def test_a_share_is_more_than_nothing_and_at_most_all(share: float) -> None:
     with pytest.raises(ConfigError, match=r"model\.shrink is not a share"):
         ModelChoice(shrink=share)
+
+
+def test_without_weights_there_is_nothing_to_keep_a_share_of(tmp_path) -> None:
+    config = RunConfig(model=ModelChoice(name="Ti/16", image_size=16, shrink=0.5), data=DataConfig(path="nowhere"))
+    with pytest.raises(ConfigError, match="a share of trained weights, and there are none"):
+        run(config, tmp_path / "run")

@@ -1,15 +1,19 @@
 """Table 4's protocol: rates are tried on held-out images, the best is chosen, and the run is repeated on everything."""
 
 import json
+import os
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from cli.tiny_runs import photos
 
+from vitkit.core.config import to_toml
 from vitkit.core.errors import ConfigError, DataError
 from vitkit.core.stopping import Stop
-from vitkit.train.config import DataConfig, KeepConfig, ModelChoice, RunConfig, ScheduleConfig
+from vitkit.train.config import DataConfig, KeepConfig, ModelChoice, ObjectiveConfig, RunConfig, ScheduleConfig
 from vitkit.train.sweep import sweep
 from vitkit.train.watch import Pulse, Watcher
 
@@ -55,6 +59,14 @@ def test_the_rate_that_does_best_is_run_on_everything(config, tmp_path):
     }
     assert [line for line in told.lines if "trying" in line] == ["trying lr 1e-12", "trying lr 0.03"]
     assert any(line.startswith("lr 0.03 did best on the held-out images") for line in told.lines)
+
+
+@pytest.mark.parametrize("name", ["masked", "autoencoder"])
+def test_a_run_without_labels_is_refused_before_anything_is_tried(config, tmp_path, name):
+    with pytest.raises(ConfigError, match="learns without labels") as caught:
+        sweep(replace(config, objective=ObjectiveConfig(name=name)), [0.01, 0.03], tmp_path / "out")
+    assert "leave out the sweep" in str(caught.value.hint)
+    assert not (tmp_path / "out").exists()
 
 
 def test_among_rates_that_are_right_equally_often_the_lower_loss_wins(config, tmp_path):
@@ -113,3 +125,35 @@ def test_a_mistake_leaves_no_folders(config, tmp_path):
     with pytest.raises(DataError, match="nothing at"):
         sweep(wrong, [0.1], tmp_path / "out" / "deep")
     assert not (tmp_path / "out").exists()
+
+
+ON_EVERY_RANK = """
+import json, os, sys
+from pathlib import Path
+from vitkit.core.config import load_toml
+from vitkit.train.config import ParallelConfig, RunConfig
+from vitkit.train.parallel import joined
+from vitkit.train.sweep import sweep
+
+with joined(ParallelConfig(timeout=100.0)):
+    sweep(load_toml(sys.argv[1], RunConfig, recipes={}), [0.01, 0.03], sys.argv[2])
+    found = Path(sys.argv[2], "sweep.json").exists()
+Path(sys.argv[2] + os.environ["RANK"]).write_text(json.dumps(found))
+"""
+
+
+def test_when_a_sweep_ends_its_result_is_there_for_every_rank(config, tmp_path):
+    (tmp_path / "run.toml").write_text(to_toml(config), encoding="utf-8")
+    (tmp_path / "ranks.py").write_text(ON_EVERY_RANK, encoding="utf-8")
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"),
+            *(str(tmp_path / each) for each in ("ranks.py", "run.toml", "out")),
+        ],
+        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": ""},
+        capture_output=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr.decode()[-3000:]
+    assert [(tmp_path / f"out{rank}").read_text() for rank in (0, 1)] == ["true", "true"]

@@ -32,6 +32,7 @@ class Entrant(NamedTuple):
 @click.argument("runs", nargs=-1, required=True, metavar="RUN RUN …")
 @click.option("--data", metavar="DIR", help="Judge all of them anew on these images, and test the differences.")
 @click.option("--split", help="Which split of --data; test, else val, else all images, where not given.")
+@click.option("--kind", help="The kind of --data, where it is not found right by itself.")
 @click.option(
     "--against",
     type=click.Choice(["first", "best"]),
@@ -48,6 +49,7 @@ def command(
     runs: tuple[str, ...],
     data: str | None,
     split: str | None,
+    kind: str | None,
     against: Literal["first", "best"],
     measure: bool,
     out: Path | None,
@@ -67,8 +69,8 @@ def command(
     from vitkit.core.errors import ConfigError
     from vitkit.evaluate.comparison_page import Comparison
 
-    if split is not None and data is None:
-        raise click.UsageError("--split is a split of --data, which is not given")
+    if (split is not None or kind is not None) and data is None:
+        raise click.UsageError("--split and --kind are those of --data, which is not given")
     twice = next((run for number, run in enumerate(runs) if run in runs[:number]), None)
     if twice is not None:
         raise ConfigError(f"{twice} is named twice", expected="different runs")
@@ -78,7 +80,9 @@ def command(
     described = None
     talk = talk_console()
     if data is not None:
-        described, judgements, warnings = judge_all(entrants, data, split=split, workers=workers, device=device)
+        described, judgements, warnings = judge_all(
+            entrants, data, split=split, kind=kind, workers=workers, device=device
+        )
     contenders, own_warnings = describe(entrants, judgements, judged_on=described)
     if measure:
         contenders = with_speeds(entrants, contenders, device=device)
@@ -120,17 +124,21 @@ def enter(runs: Sequence[str]) -> list[Entrant]:
 
 
 def judge_all(
-    entrants: Sequence[Entrant], data: str, *, split: str | None, workers: int, device: str
+    entrants: Sequence[Entrant], data: str, *, split: str | None, kind: str | None, workers: int, device: str
 ) -> "tuple[str, list[Judgement], list[str]]":
     """What was judged in words, each model's judgement on the same images, and what to beware of."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+    from vitkit.core.errors import DataError
     from vitkit.evaluate.judging import judge_artefact, known_classes
     from vitkit.train.parallel import choose_device
 
-    words, source, warnings = common_images(entrants, data, split=split)
-    for entrant in entrants:
-        known_classes(entrant.artefact, source)  # before time is spent on looking at images
+    words, source, warnings = common_images(entrants, data, split=split, kind=kind)
+    for entrant in entrants:  # before time is spent on looking at images
+        try:
+            known_classes(entrant.artefact, source)
+        except DataError as error:
+            raise DataError(f"{entrant.label}: {error}", hint=error.hint) from error
     talk = talk_console()
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     judgements = []
@@ -151,7 +159,9 @@ def judge_all(
     return f"{len(source):,} images of {words}", judgements, warnings
 
 
-def common_images(entrants: Sequence[Entrant], data: str, *, split: str | None) -> "tuple[str, Source, list[str]]":
+def common_images(
+    entrants: Sequence[Entrant], data: str, *, split: str | None, kind: str | None
+) -> "tuple[str, Source, list[str]]":
     """The images that all can be judged by: of a run's own data set, those that it was not taught."""
     from vitkit.core.errors import DataError
     from vitkit.data.source import Subset
@@ -160,7 +170,7 @@ def common_images(entrants: Sequence[Entrant], data: str, *, split: str | None) 
     from vitkit.train.folder import RunFolder
     from vitkit.train.images import as_divided_for
 
-    found = open_data(data)
+    found = open_data(data, kind=kind)
     chosen = [choose_split(as_divided_for(RunFolder(Path(each.place)), found), split) for each in entrants]
     warnings = [
         f"{each.label} may have learned from these images"

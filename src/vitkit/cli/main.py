@@ -33,6 +33,7 @@ COMMANDS = {
     "train": Entry("Your images", "vitkit.cli.train:command", "Train a model on a folder of images, or by a recipe."),
     "finetune": Entry("Your images", "vitkit.cli.finetune:command", "Teach a trained model other classes."),
     "eval": Entry("Your images", "vitkit.cli.eval:command", "How good a trained model is, class by class."),
+    "predict": Entry("Your images", "vitkit.cli.predict:command", "What a trained model says of images."),
     "compare": Entry("Your images", "vitkit.cli.compare:command", "Several runs in one table and one picture."),
     "fewshot": Entry("Your images", "vitkit.cli.fewshot:command", "How much a few examples of each class teach."),
     "suite": Entry("Your images", "vitkit.cli.suite:command", "Fine-tune and judge models on a list of data sets."),

@@ -106,6 +106,8 @@ def resolve(
     found = replace(found, root=found.root if root is None else root)
     found = replace(found, weights=named(weights)) if weights else found
     asked = list(found.sets) if only is None else [each.strip() for each in only.split(",") if each.strip()]
+    if only is not None and not asked:
+        raise click.UsageError("--only names no data set")
     check_names(found, asked)
     every = parts(found, assignments=full(assignments), rates=None if rates is None else read_rates(rates))
     todo = [part for part in every if part.set in asked]

@@ -199,6 +199,22 @@ class EvaluationImages(Dataset[Batch | Failure]):
         return Batch(torch.from_numpy(np.stack(images)), torch.from_numpy(self.source.labels[list(indices)]))
 
 
+class ReadableImages(EvaluationImages):
+    """Images by index, as the weights want them; one that cannot be read is black, and its label is 0 instead of 1."""
+
+    def __getitem__(self, indices: Sequence[int]) -> Batch | Failure:
+        how = self.preprocessing
+        shape, kind = (how.channels, *pair(how.image_size)), np.uint8 if how.antialias else np.float32
+        pixels, readable = np.zeros((len(indices), *shape), dtype=kind), np.ones(len(indices), dtype=np.int64)
+        for place, index in enumerate(indices):
+            try:
+                picture = decode(self.source.content(index), channels=how.channels, gate=self.gate)
+                pixels[place] = how.pixels(picture)
+            except (DataError, OSError):
+                readable[place] = 0
+        return Batch(torch.from_numpy(pixels), torch.from_numpy(readable))
+
+
 class Batches(Iterator[Batch]):
     """Batches made ahead by worker processes, with a clock on how long the model had to wait for them."""
 
@@ -294,6 +310,22 @@ def evaluation_batches(
     batches = [range(start, min(start + batch_size, len(source))) for start in range(0, len(source), batch_size)]
     indices = [list(batch) for batch in batches[rank::ranks]]
     images = EvaluationImages(source, preprocessing=preprocessing, gate=gate)
+    return Batches(images, indices, workers=min(workers, len(indices)), device=device)
+
+
+def readable_batches(
+    source: Source,
+    *,
+    preprocessing: Preprocessing,
+    batch_size: int,
+    gate: Gate = DEFAULT_GATE,
+    workers: int = 0,
+    device: torch.device = CPU,
+) -> Batches:
+    """Every image once, in order; where there is a label, 0 says that the image could not be read and is black."""
+    starts = range(0, len(source), batch_size)
+    indices = [list(range(start, min(start + batch_size, len(source)))) for start in starts]
+    images = ReadableImages(source, preprocessing=preprocessing, gate=gate)
     return Batches(images, indices, workers=min(workers, len(indices)), device=device)
 
 

@@ -90,8 +90,11 @@ class Difference:
 
     @property
     def is_sure(self) -> bool:
-        """Whether the interval leaves no doubt which is better."""
-        return self.interval[0] > 0 or self.interval[1] < 0
+        """Whether there is little doubt which is better: by the interval, and by the test.
+
+        Where only few images part the two, resamples of these few are too much alike, and the interval is too narrow.
+        """
+        return (self.interval[0] > 0 or self.interval[1] < 0) and self.p_value < 1 - LEVEL
 
     def in_words(self) -> str:
         """One sentence.

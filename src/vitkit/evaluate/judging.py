@@ -37,6 +37,11 @@ def check_labelled(source: Source) -> None:
 def known_classes(artefact: Artefact, source: Source) -> npt.NDArray[np.int64]:
     """The model's number for each class of a source; a class that it does not know is an error, as are no classes."""
     check_labelled(source)
+    if not artefact.labels:
+        raise DataError(
+            "the model has no classes to answer with: it gives features alone",
+            hint="give it classes with vitkit finetune, or see what its features are worth with vitkit fewshot",
+        )
     numbers = {label: number for number, label in enumerate(artefact.labels)}
     unknown = [name for name in source.classes if name not in numbers]
     if unknown:

@@ -293,11 +293,14 @@ def judge_mapped(found: Answers, label_map: LabelMap, *, seed: int = 0) -> Judge
     others = [] if label_map.read == "mapped" else sorted(set(range(found.logits.shape[1])) - set(mapped))
     columns = [found.logits[:, numbers].amax(dim=1) for numbers in (*means, *([others] if others else []))]
     names = tuple(label_map.classes[label] for label in known) + ((ANOTHER,) if others else ())
+    read = sorted([*mapped, *others])
     right = {
-        name: among_first(found.logits, labels, means=means, read=sorted([*mapped, *others]), first=first)
+        name: among_first(found.logits, labels, means=means, read=read, first=first)
         for name, first in (("top1", 1), ("top5", 5))
     }
-    judged = judge(_preferring(torch.stack(columns, dim=1), labels, right["top1"]), labels, classes=names, seed=seed)
+    answer = torch.tensor(read)[found.logits[:, read].argmax(dim=1)]
+    meant = _answered(answer, labels, right["top1"], means=[*means, others] if others else means)
+    judged = judge(_preferring(torch.stack(columns, dim=1), meant), labels, classes=names, seed=seed)
     # Among five of the model's classes, not five of the data's: several of the former may be one of the latter.
     return replace(
         judged,
@@ -323,17 +326,25 @@ def among_first(
     is_meant = torch.zeros(len(means), logits.shape[1], dtype=torch.bool)
     for label, numbers in enumerate(means):
         is_meant[label, list(numbers)] = True
-    columns = torch.tensor(list(read))
-    best = columns[logits[:, columns].topk(min(first, len(columns)), dim=1).indices]
-    return is_meant[labels].gather(1, best).any(dim=1)
+    # Of equal logits the lower class comes first, as in `top_k`: a model that says nothing is right by chance alone.
+    likeliest, answer = logits.masked_fill(~is_meant[labels], -torch.inf).max(dim=1, keepdim=True)
+    number = torch.arange(logits.shape[1])
+    before = (logits > likeliest) | ((logits == likeliest) & (number < answer))
+    return before[:, list(read)].sum(dim=1) < first
 
 
-def _preferring(
-    logits: Float[Tensor, "N Y"], labels: Int[Tensor, " N"], right: Bool[Tensor, " N"]
-) -> Float[Tensor, "N Y"]:
-    """The logits with ties broken for the label where the answer is right: one class may mean two of the data's."""
-    tied = right & (logits.argmax(dim=1) != labels)
+def _answered(
+    answer: Int[Tensor, " N"], labels: Int[Tensor, " N"], right: Bool[Tensor, " N"], *, means: Sequence[Sequence[int]]
+) -> Int[Tensor, " N"]:
+    """The class of the data that each answer is: the label where it is right, else the first that it means."""
+    first = {number: label for label, numbers in reversed(list(enumerate(means))) for number in numbers}
+    wrong = torch.tensor([first[number] for number in answer.tolist()], dtype=torch.int64)
+    return torch.where(right, labels, wrong)
+
+
+def _preferring(logits: Float[Tensor, "N Y"], answered: Int[Tensor, " N"]) -> Float[Tensor, "N Y"]:
+    """The logits with ties broken for the answer: one class may mean two of the data's."""
     logits = logits.clone()
-    rows = tied.nonzero()[:, 0]
-    logits[rows, labels[rows]] = torch.nextafter(logits[rows].amax(dim=1), torch.tensor(torch.inf))
+    rows = (logits.argmax(dim=1) != answered).nonzero()[:, 0]
+    logits[rows, answered[rows]] = torch.nextafter(logits[rows].amax(dim=1), torch.tensor(torch.inf))
     return logits

@@ -15,7 +15,7 @@ from PIL import Image
 
 from vitkit.evaluate.judgement import ClassJudgement, Judgement
 from vitkit.evaluate.plots import Panel, bar, escape, heatmap, line_chart, name_tag, reliability, visible
-from vitkit.evaluate.shell import asset, document
+from vitkit.evaluate.shell import asset, document, picture_tag
 
 __all__ = ["ComparisonRow", "DataDescription", "Panel", "RunReport", "ShownMistake", "render", "thumbnail"]
 
@@ -340,24 +340,11 @@ def _mistakes(mistakes: tuple[ShownMistake, ...], judgement: Judgement) -> str:
 def _mistake(mistake: ShownMistake) -> str:
     said, true = _percent(mistake.probability), _percent(mistake.label_probability)
     return (
-        f"{_picture(mistake)}"
+        f"{picture_tag(mistake.picture, file=mistake.file)}"
         f'<p class="said not"><span class="share">{said}</span>{name_tag(mistake.predicted)}</p>'
         f'<p class="said"><span class="share">{true}</span>is {name_tag(mistake.label)}</p>'
         f'<div class="file">{name_tag(mistake.file)}</div>'
     )
-
-
-def _picture(mistake: ShownMistake) -> str:
-    content = mistake.picture or b""
-    kinds = {b"\x89PNG\r\n\x1a\n": "png", b"\xff\xd8\xff": "jpeg"}
-    kind = next((kind for start, kind in kinds.items() if content.startswith(start)), None)
-    if kind is None:
-        return '<div class="picture">no picture</div>'
-    tiny = (
-        " tiny" if kind == "png" else ""
-    )  # `thumbnail` writes only very small pictures as PNG: their pixels stay square
-    encoded = base64.b64encode(content).decode()
-    return f'<img class="picture{tiny}" alt="{escape(mistake.file)}" src="data:image/{kind};base64,{encoded}">'
 
 
 def _rows(rows: Rows) -> str:

@@ -3,7 +3,6 @@
 Names of classes and files come from strangers: everything passes through `escape`.
 """
 
-import base64
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -16,7 +15,7 @@ from vitkit.evaluate.findings import Findings
 from vitkit.evaluate.page import thumbnail
 from vitkit.evaluate.plots import escape, name_tag
 from vitkit.evaluate.problems import Doubt, Match, Place
-from vitkit.evaluate.shell import Section, asset, document
+from vitkit.evaluate.shell import Section, asset, document, picture_tag
 
 SHOWN = 60
 """Pairs, and doubtful labels, that have pictures; the CSV files have all."""
@@ -165,14 +164,9 @@ def _picture(findings: Findings, place: Place, file: str) -> str:
     try:
         picture = decode(read_image(findings.data.splits[place.split], place.index), fit=(SIDE, SIDE))
     except DataError:
-        return '<div class="picture">no picture</div>'
-    content = thumbnail(picture if isinstance(picture, Image.Image) else Image.fromarray(picture), side=SIDE)
-    kind = "png" if content.startswith(b"\x89PNG") else "jpeg"
-    tiny = " tiny" if kind == "png" else ""
-    return (
-        f'<img class="picture{tiny}" loading="lazy" alt="{escape(file)}" '
-        f'src="data:image/{kind};base64,{base64.b64encode(content).decode()}">'
-    )
+        return picture_tag(None, file=file)
+    shown = picture if isinstance(picture, Image.Image) else Image.fromarray(picture)
+    return picture_tag(thumbnail(shown, side=SIDE), file=file)
 
 
 def _files(findings: Findings) -> str:

@@ -8,9 +8,10 @@ import numpy as np
 import torch
 
 from vitkit.checkpoints.native import Artefact
-from vitkit.core.errors import UnknownNameError, did_you_mean
+from vitkit.core.errors import DataError, UnknownNameError, did_you_mean
 from vitkit.data.loader import CPU
 from vitkit.data.source import Source
+from vitkit.data.sources.base import some
 from vitkit.evaluate.accuracy import answers
 from vitkit.evaluate.judgement import Judgement, judge
 from vitkit.evaluate.judging import check_labelled, known_classes
@@ -70,6 +71,12 @@ def prepare(protocol: Protocol, source: Source, *, labels: tuple[str, ...], plac
     check_labelled(source)
     label_map = choose_map(protocol, source=source, labels=labels, place=place)
     kept, left_out = (source, 0) if label_map is None else label_map.covered(source)
+    if label_map is not None and not len(kept):
+        raise DataError(
+            f"the label map {label_map.name} names no class that these images are of",
+            expected=some([label_map.classes[label] for label in label_map.known]),
+            got=some([source.classes[label] for label in np.unique(source.labels[source.labels >= 0])]),
+        )
     if label_map is not None and label_map.name == OBJECTNET:
         kept = WithoutBorder(kept)
     real = None
@@ -91,8 +98,17 @@ def choose_map(protocol: Protocol, *, source: Source, labels: tuple[str, ...], p
         return objectnet_map(mappings_folder(place), classes=classes, labels=labels)
     if asked in PUBLISHED:
         return published_map(asked, classes=classes, labels=labels)
-    if Path(asked).is_file():
-        return file_map(Path(asked), classes=classes, labels=labels)
+    check_map(asked)
+    return file_map(Path(asked), classes=classes, labels=labels)
+
+
+def check_map(asked: str) -> None:
+    """Refuse what is neither the name of a label map nor a file.
+
+    >>> check_map("imagenet-a")
+    """
+    if asked in MAPS or Path(asked).is_file():
+        return
     hint = did_you_mean(asked, MAPS) or f"{', '.join(MAPS)}, or a JSON or CSV file"
     raise UnknownNameError(f"no label map is called {asked}, and there is no such file", hint=hint)
 

@@ -127,7 +127,7 @@ def amount(value: Number) -> str:
     """A number in a few letters.
 
     >>> [amount(value) for value in (86_600_000, 0.00018, 250, 1_000_000_000_000)]
-    ['86.6M', '1.8e-4', '250', '1e12']
+    ['86.6M', '0.00018', '250', '1e12']
     """
     if 1e-3 <= value < 1e3:
         return f"{value:.3g}"

@@ -49,3 +49,18 @@ def _head(title: str, script: str) -> str:
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<title>{escape(title, limit=120)}</title><style>{asset('report.css')}</style></head>"
     )
+
+
+def picture_tag(content: bytes | None, *, file: str) -> str:
+    """A picture in the page itself, under the name of its file; words where there is none.
+
+    >>> picture_tag(None, file="cat.jpg")
+    '<div class="picture">no picture</div>'
+    """
+    kinds = {b"\x89PNG\r\n\x1a\n": "png", b"\xff\xd8\xff": "jpeg"}
+    kind = next((kind for start, kind in kinds.items() if (content or b"").startswith(start)), None)
+    if content is None or kind is None:
+        return '<div class="picture">no picture</div>'
+    tiny = " tiny" if kind == "png" else ""  # only very small pictures are PNG: their pixels stay square
+    encoded = base64.b64encode(content).decode()
+    return f'<img class="picture{tiny}" loading="lazy" alt="{escape(file)}" src="data:image/{kind};base64,{encoded}">'

@@ -7,6 +7,7 @@ Touvron et al., "Training data-efficient image transformers & distillation throu
 teacher is no part of the student: it has no gradient, is in no checkpoint, and every rank has a whole one.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -175,7 +176,8 @@ def restored(images: Float[Tensor, "B C H W"], how: Preprocessing) -> Float[Tens
 def teachers_numbers(labels: Sequence[str], *, classes: Sequence[str]) -> tuple[int, ...]:
     """The teacher's number for each class of the student, by name; a class that it does not know is an error.
 
-    Where the teacher knows more classes, what it says of those is left out.
+    Where the teacher knows more classes, what it says of those is left out. ImageNet has two cranes: a name that the
+    teacher has twice says which is meant only where all names are the same in the same order, and else is an error.
 
     >>> teachers_numbers(("cat", "dog", "fox"), classes=("dog", "cat"))
     (1, 0)
@@ -183,6 +185,14 @@ def teachers_numbers(labels: Sequence[str], *, classes: Sequence[str]) -> tuple[
     Traceback (most recent call last):
     vitkit.core.errors.ConfigError: the teacher does not know the class cat and 1 more (expected 0, 1)
     """
+    if tuple(labels) == tuple(classes):
+        return tuple(range(len(labels)))
+    times = Counter(labels)
+    if twice := [name for name in classes if times[name] > 1]:
+        raise ConfigError(
+            f"the teacher has {times[twice[0]]} classes called {twice[0]}",
+            hint="tell them apart, as the data does: vitkit weights adapt TEACHER NAMED --labels NAMES",
+        )
     numbers = {label: number for number, label in enumerate(labels)}
     unknown = [name for name in classes if name not in numbers]
     if unknown:

@@ -56,7 +56,9 @@ class Chance:
         """So many numbers from 0 to 1 for each image, on the CPU: they are sorted, and not every device has float64."""
         # Philox counts in blocks of four numbers: an image's begin where its place says, and nothing is skipped over.
         blocks = -(-numbers // 4)
-        random = np.random.Generator(np.random.Philox(key=[self.seed, self.use], counter=self.first * blocks))
+        # A list of one number below 2^63 and one above becomes float64, in which a thousand steps are the same.
+        key = np.array([self.seed, self.use], dtype=np.uint64)
+        random = np.random.Generator(np.random.Philox(key=key, counter=self.first * blocks))
         return torch.from_numpy(random.random((images, 4 * blocks))[:, :numbers])
 
 

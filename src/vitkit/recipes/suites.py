@@ -9,7 +9,7 @@ from types import MappingProxyType
 from vitkit.core.config import apply_overrides, from_mapping
 from vitkit.core.errors import ConfigError, UnknownNameError, did_you_mean
 from vitkit.data.sources.detect import EMBEDDED
-from vitkit.evaluate.protocols import Protocol
+from vitkit.evaluate.protocols import Protocol, check_map
 from vitkit.evaluate.standings import Place, Score, Standings
 from vitkit.evaluate.vtab import TASKS
 from vitkit.recipes.table import find
@@ -146,7 +146,7 @@ def load_suite(path: Path) -> Suite:
     except ValueError as error:
         raise ConfigError(f"{path}: not a TOML file: {error}") from error
     base = said.pop("base", None)
-    if base is not None and base not in SUITES:
+    if base is not None and (not isinstance(base, str) or base not in SUITES):
         raise UnknownNameError(f"{path}: there is no suite {base}", hint=did_you_mean(str(base), SUITES))
     start = Suite() if base is None else SUITES[base]()
     weights, sets = said.pop("weights", {}), said.pop("sets", {})
@@ -260,6 +260,8 @@ def part(
     named_map = one.label_map
     if named_map is not None and Path(suite.root, named_map).is_file():
         named_map = str(Path(suite.root, named_map))
+    if named_map is not None:
+        check_map(named_map)
     return Part(
         set=name,
         model=model,

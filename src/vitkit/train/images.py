@@ -143,6 +143,8 @@ def as_divided_for(folder: RunFolder, found: DataSet) -> DataSet:
     config = load_toml(folder.config, RunConfig, recipes={}).data
     if Path(config.path).resolve() != Path(found.place).resolve():
         return found
+    if config.kind == "val-as-test" and "test" not in found.splits:
+        found = open_data(found.place, kind=config.kind)
     bad = read_bad_files(folder.bad_files) if folder.bad_files.exists() else []
     images = divided(config, found, {name: without(source, bad) for name, source in found.splits.items()}, bad=len(bad))
     parts = {"train": images.train, "val": images.val, "test": images.test}

@@ -231,6 +231,12 @@ def check(config: RunConfig, *, pretrained: Artefact | None, teacher: Teacher | 
     """Find mistakes in the settings at once, not after hours of looking at images."""
     channels, schedule = config.data.channels, config.schedule
     check_augment(config.augment, channels=channels)
+    if pretrained is None and config.model.shrink < 1:
+        raise ConfigError(
+            "model.shrink keeps a share of trained weights, and there are none",
+            expected="model.weights, or model.shrink=1",
+            got=config.model.shrink,
+        )
     Share(batch_size=schedule.batch_size, ranks=ranks.ranks, accumulate=schedule.accumulate)
     classes = 0 if not config.objective.labelled else pretrained.config.classes if pretrained else 2
     model = choose_model(config, classes=classes, pretrained=pretrained)

@@ -26,7 +26,7 @@ from vitkit.train.folder import RunFolder
 from vitkit.train.make import worker_count
 from vitkit.train.parallel import Ranks, joined, on_leader
 from vitkit.train.run import Result, run
-from vitkit.train.sweep import sweep, with_rate
+from vitkit.train.sweep import TRIALS, sweep, with_rate
 from vitkit.train.watch import Watcher, on_the_clock
 
 JUDGE_AS_TEST = "val-as-test"
@@ -85,6 +85,13 @@ def checked(parts: Sequence[Part], out: Path) -> list[Part]:
         if part.judge is None:
             if part.set not in kinds:
                 kinds[part.set] = judged_kind(part, out)
+            folder = folder_of(part, out)
+            if len(part.rates) > 1 and RunFolder(folder).config.exists() and not (folder / TRIALS).exists():
+                raise ConfigError(
+                    f"{folder} holds a run at one rate",
+                    got=f"rates to try: {', '.join(f'{rate:g}' for rate in part.rates)}",
+                    hint="name another folder with --out, or give that rate alone to go on with this one",
+                )
         elif part.judge != "weights" and (part.judge, part.model) not in trained and not is_made(part, out):
             raise ConfigError(
                 f"{part.set} judges the model of {part.judge}, which is not made here",
@@ -106,8 +113,10 @@ def is_made(part: Part, out: Path) -> bool:
 def judged_kind(part: Part, out: Path) -> str | None:
     """The kind by which the data set is read: where it has val and no test, val is the test, as papers do."""
     data, before = part.config.data, RunFolder(folder_of(part, out)).config
+    if before.exists() and data.kind is None and load_toml(before, RunConfig, recipes={}).data.kind == JUDGE_AS_TEST:
+        return JUDGE_AS_TEST
     if before.exists():
-        return load_toml(before, RunConfig, recipes={}).data.kind
+        return data.kind  # where it was another, `check_same` and the run say so
     found = open_data(data.path, kind=data.kind, fractals=data.fractals)
     if "test" in found.splits:
         return data.kind

@@ -12,7 +12,7 @@ from vitkit.checkpoints.native import write_json
 from vitkit.core.errors import ConfigError
 from vitkit.core.stopping import Stop
 from vitkit.train.config import RunConfig
-from vitkit.train.parallel import joined
+from vitkit.train.parallel import joined, on_leader
 from vitkit.train.resume import best_so_far, logged
 from vitkit.train.run import Result, run
 from vitkit.train.watch import Watcher
@@ -49,6 +49,13 @@ def sweep(
     """Try the rates, choose, and run on everything; the final run's folder is `out`, the trials are inside it."""
     if not config.data.val_share:
         raise ConfigError("a sweep chooses by held-out images, and data.val_share is 0", hint="set data.val_share=0.1")
+    if not config.objective.labelled:
+        raise ConfigError(
+            "a sweep chooses by how often a model is right, and this one learns without labels",
+            expected="objective.name=supervised or distillation",
+            got=config.objective.name,
+            hint="leave out the sweep, and set schedule.lr",
+        )
     out = Path(out)
     trials: list[Trial] = []
     with joined(config.parallel) as ranks:
@@ -63,8 +70,9 @@ def sweep(
         watcher.say(f"lr {chosen.lr:g} did best on the held-out images: {chosen.val_top1:.2%}; now on all images")
         final = replace(with_rate(config, chosen.lr), data=replace(config.data, train_on="all"))
         result = run(final, out, watcher=watcher, stop=stop)
-        if result.summary is not None and ranks.leads:
-            write_json(out / "sweep.json", {"chosen": chosen.lr, "trials": [vars(each) for each in trials]})
+        if result.summary is not None:  # whoever asks for the file next, on any rank, finds it
+            said = {"chosen": chosen.lr, "trials": [vars(each) for each in trials]}
+            on_leader(ranks, lambda _: write_json(out / "sweep.json", said))
     return Sweep(tuple(trials), result)
 
 

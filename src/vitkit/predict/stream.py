@@ -1,0 +1,97 @@
+"""A predictor and a source of any size go in, an answer for each image comes out, in order and a batch at a time."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+
+from vitkit.core.errors import DataError
+from vitkit.core.shapes import Float, Tensor
+from vitkit.data.decode import decode
+from vitkit.data.loader import Batch, readable_batches
+from vitkit.data.source import Source
+from vitkit.data.verify import read_image
+from vitkit.predict.predictor import Prediction, Predictor
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """What is said of one image: its likeliest classes, its features if they were asked for, or why there are none."""
+
+    file: str
+    predictions: tuple[Prediction, ...] = ()
+    features: tuple[float, ...] = ()
+    error: str | None = None
+
+    def to_json(self) -> dict[str, object]:
+        """As the command prints it.
+
+        >>> Answer(file="cat.jpg", predictions=(Prediction("cat", 0.75),)).to_json()
+        {'file': 'cat.jpg', 'predictions': [{'label': 'cat', 'probability': 0.75}]}
+        """
+        if self.error is not None:
+            return {"file": self.file, "error": self.error}
+        said = [{"label": each.label, "probability": each.probability} for each in self.predictions]
+        features = {"features": list(self.features)} if self.features else {}
+        return {"file": self.file, "predictions": said, **features}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Question:
+    """What is asked of every image: how many classes, and whether its features too."""
+
+    top: int = 5
+    features: bool = False
+
+
+def answers(predictor: Predictor, source: Source, question: Question, *, workers: int = 0) -> Iterator[list[Answer]]:
+    """The answers for a source, batch by batch: memory holds a few batches, whatever the source holds."""
+    batches = readable_batches(
+        source,
+        preprocessing=predictor.preprocessing,
+        batch_size=predictor.batch_size,
+        workers=workers,
+        device=predictor.device,
+    )
+    first = 0
+    with batches:
+        for batch in batches:
+            yield _answers(predictor, source, batch, first=first, question=question)
+            first += len(batch.labels)
+
+
+def _answers(predictor: Predictor, source: Source, batch: Batch, *, first: int, question: Question) -> list[Answer]:
+    probabilities, features = computed(predictor, batch, question)
+    found = []
+    for place, readable in enumerate(batch.labels.tolist()):
+        name = source.name(first + place)
+        if not readable:
+            found.append(Answer(file=name, error=why_unreadable(source, first + place, predictor=predictor)))
+            continue
+        said = () if probabilities is None else tuple(predictor.likeliest(probabilities[place], top=question.top))
+        numbers = () if features is None else tuple(features[place].tolist())
+        found.append(Answer(file=name, predictions=said, features=numbers))
+    return found
+
+
+@torch.inference_mode()
+def computed(
+    predictor: Predictor, batch: Batch, question: Question
+) -> tuple[Float[Tensor, "B Y"] | None, Float[Tensor, "B F"] | None]:
+    """Probabilities, where the model has classes, and features, where they are asked for."""
+    model = predictor.model
+    images = predictor.preprocessing.normalise(batch.pixels.to(predictor.device))
+    if not question.features:
+        return model(images).float().softmax(dim=1).cpu(), None
+    features = model.features(images)
+    probabilities = model.head(features).float().softmax(dim=1).cpu() if predictor.labels else None
+    return probabilities, features.float().cpu()
+
+
+def why_unreadable(source: Source, index: int, *, predictor: Predictor) -> str:
+    """The reason that an image was left out for, found by reading it once more."""
+    try:
+        decode(read_image(source, index), channels=predictor.preprocessing.channels)
+    except DataError as error:
+        return str(error)
+    return "could not be read, and can be now: it changed meanwhile"

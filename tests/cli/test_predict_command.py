@@ -1,0 +1,199 @@
+"""`vitkit predict`: every image has its answer, once, whatever interrupts, and the same in every form of file."""
+
+import csv
+import json
+import os
+import signal
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cli.tiny_runs import Shell, assigned, photos
+
+from vitkit.cli.main import main
+from vitkit.predict import stream
+
+SHAPE = {
+    "model.name": "Ti/16",
+    "image_size": 16,
+    "model.patch_size": 8,
+    "model.settings": '["width=16","heads=2","depth=1","mlp_dim=16"]',
+    "steps": 4,
+    "batch_size": 8,
+    "workers": 0,
+}
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("predicted")
+    photos(place / "photos", each=6)
+    assert main(["train", str(place / "photos"), "--out", str(place / "run"), *assigned(SHAPE, {})]) == 0
+    return place
+
+
+@pytest.fixture
+def shell(capsys: pytest.CaptureFixture[str], tmp_path: Path, trained: Path, monkeypatch: pytest.MonkeyPatch) -> Shell:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "run").symlink_to(trained / "run")
+    photos(tmp_path / "photos", each=6)
+    return Shell(capsys)
+
+
+def lines(text: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def test_an_image_is_answered_with_labels_and_shares(shell: Shell) -> None:
+    said = shell("predict", "run", "photos/cat/00.png")
+    assert said.code == 0
+    assert said.out.splitlines()[0] == "photos/cat/00.png"
+    assert {line.split()[0] for line in said.out.splitlines()[1:]} == {"cat", "dog"}
+
+
+def test_json_is_a_line_an_image_as_scripts_rely_on(shell: Shell) -> None:
+    said = shell("predict", "run", "photos/dog", "photos/cat/00.png", "--top", 1, "--json")
+    found = lines(said.out)
+    assert [row["file"] for row in found] == [f"photos/dog/{number:02}.png" for number in range(6)] + [
+        "photos/cat/00.png"
+    ]
+    for row in found:
+        assert row.keys() == {"file", "predictions"}
+        ((label, share),) = [(each["label"], each["probability"]) for each in row["predictions"]]
+        assert label in ("cat", "dog")
+        assert 0.5 <= share <= 1
+
+
+def test_predict_finds_what_eval_counts(shell: Shell) -> None:
+    judged = shell("eval", "run", "photos", "--workers", 0, "--json").json
+    found = lines(shell("predict", "run", "photos", "--json").out)
+    right = [row["predictions"][0]["label"] == row["file"].split("/")[1] for row in found]
+    assert (sum(right) / len(right), len(right)) == (judged["top1"], judged["count"])
+
+
+def test_all_forms_of_file_say_the_same(shell: Shell, tmp_path: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow.parquet", reason="pyarrow is not installed")
+    printed = lines(shell("predict", "run", "photos", "--features", "--json").out)
+    for form in ("csv", "jsonl", "parquet"):
+        said = shell("predict", "run", "photos", "--features", "--out", f"made/answers.{form}")
+        assert (said.code, said.out) == (0, f"made/answers.{form}\n")
+    assert lines(Path("made/answers.jsonl").read_text()) == printed
+    with Path("made/answers.csv").open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    table = pyarrow.read_table("made/answers.parquet").to_pylist()
+    for row, column, expected in zip(rows, table, printed, strict=True):
+        best = expected["predictions"][0]
+        assert (row["file"], row["label_1"], float(row["probability_1"])) == (
+            expected["file"],
+            best["label"],
+            best["probability"],
+        )
+        assert [float(row[f"feature_{number}"]) for number in range(16)] == expected["features"]
+        assert column["labels"] == [each["label"] for each in expected["predictions"]]
+        assert column["features"] == pytest.approx(expected["features"])
+    assert {path.name for path in (tmp_path / "made").iterdir()} == {
+        f"answers.{form}{end}" for form in ("csv", "jsonl", "parquet") for end in ("", ".json")
+    }
+
+
+def test_bad_images_are_named_and_the_others_answered(shell: Shell, tmp_path: Path) -> None:
+    (tmp_path / "photos/cat/02.png").write_bytes(b"no picture")
+    said = shell("predict", "run", "photos", "--out", "answers.csv")
+    assert said.code == 0
+    assert "left out photos/cat/02.png: " in said.talk
+    about = json.loads(Path("answers.csv.json").read_text())
+    assert (about["images"], [bad["file"] for bad in about["bad"]]) == (12, ["photos/cat/02.png"])
+    printed = shell("predict", "run", "photos", "--json")
+    assert printed.code == 0
+    assert [row["file"] for row in lines(printed.out) if "error" in row] == ["photos/cat/02.png"]
+    assert shell("predict", "run", "photos/cat/02.png").code == 1  # nothing was answered
+
+
+@pytest.mark.parametrize("signal_name", ["SIGTERM", "SIGINT"])
+def test_an_interrupted_command_goes_on_where_it_was(
+    shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, signal_name: str
+) -> None:
+    options = ("--batch-size", 2, "--workers", 0)
+    shell("predict", "run", "photos", "--out", "whole.jsonl", *options)
+    computed = stream.computed
+    asked: list[int] = []
+
+    def asked_to_stop(*arguments: Any) -> Any:
+        asked.append(1)
+        if len(asked) == 3:
+            os.kill(os.getpid(), getattr(signal, signal_name))
+        return computed(*arguments)
+
+    monkeypatch.setattr(stream, "computed", asked_to_stop)
+    stopped = shell("predict", "run", "photos", "--out", "cut.jsonl", *options)
+    assert (stopped.code, len(asked)) == (75, 3)
+    assert not Path("cut.jsonl").exists()
+    with Path("cut.jsonl.partial").open("ab") as file:
+        file.write(b'{"file": "photos/ca')  # as a power cut leaves it
+    again = shell("predict", "run", "photos", "--out", "cut.jsonl", *options)
+    assert (again.code, len(asked)) == (0, 6)  # each batch once
+    assert "going on after 6 of 12 images" in again.talk
+    assert Path("cut.jsonl").read_bytes() == Path("whole.jsonl").read_bytes()
+    assert not Path("cut.jsonl.partial").exists()
+
+
+def test_a_finished_command_says_so_and_changes_nothing(shell: Shell) -> None:
+    shell("predict", "run", "photos", "--out", "answers.csv")
+    before = Path("answers.csv").stat().st_mtime_ns
+    again = shell("predict", "run", "photos", "--out", "answers.csv")
+    assert (again.code, "done already: answers.csv" in again.talk) == (0, True)
+    assert Path("answers.csv").stat().st_mtime_ns == before
+    other = shell("predict", "run", "photos/cat", "--out", "answers.csv")
+    assert other.code == 1
+    assert "answers another question" in other.talk
+    assert Path("answers.csv").stat().st_mtime_ns == before
+
+
+def test_an_interrupted_command_with_another_question_begins_anew(shell: Shell) -> None:
+    Path("answers.jsonl.partial").write_bytes(b'{"model": "other"}\n{"file": "x"}\n')
+    assert shell("predict", "run", "photos", "--out", "answers.jsonl").code == 0
+    assert len(lines(Path("answers.jsonl").read_text())) == 12
+
+
+def test_the_parts_of_several_processes_are_the_whole(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    shell("predict", "run", "photos", "--out", "whole.jsonl")
+    monkeypatch.setenv("WORLD_SIZE", "5")
+    for rank in range(5):
+        monkeypatch.setenv("RANK", str(rank))
+        assert shell("predict", "run", "photos", "--out", "part.jsonl").code == 0
+    parts = [Path(f"part-{rank:05}-of-00005.jsonl").read_text() for rank in range(5)]
+    assert [len(lines(part)) for part in parts] == [2, 2, 3, 2, 3]
+    together, whole = lines("".join(parts)), lines(Path("whole.jsonl").read_text())
+    for one, other in zip(together, whole, strict=True):
+        assert one["file"] == other["file"]
+        assert one["predictions"][0]["label"] == other["predictions"][0]["label"]
+        # Batches of other sizes: matrix products sum in another order.
+        assert one["predictions"][0]["probability"] == pytest.approx(other["predictions"][0]["probability"], abs=1e-6)
+
+
+def test_a_tar_is_answered_as_the_folder_in_it(shell: Shell) -> None:
+    with tarfile.open("photos.tar", "w") as archive:
+        for number, path in enumerate(sorted(Path("photos").rglob("*.png"))):
+            archive.add(path, arcname=f"{number:02}.png")
+    packed, loose = (lines(shell("predict", "run", place, "--json").out) for place in ("photos.tar", "photos"))
+    assert [row["predictions"] for row in packed] == [row["predictions"] for row in loose]
+    assert packed[0]["file"].startswith("photos.tar/")
+
+
+MISTAKES = [
+    (["run", "missing.jpg"], "there is nothing at missing.jpg"),
+    (["run", "photos", "--out", "answers.txt"], "the ending says no form"),
+    (["run", "photos", "--features"], "features are too many to print"),
+    (["nowhere", "photos"], "nowhere"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "message"), MISTAKES)
+def test_a_mistake_has_one_clear_message(shell: Shell, tmp_path: Path, arguments: list[str], message: str) -> None:
+    before = sorted(tmp_path.iterdir())
+    said = shell("predict", *arguments)
+    assert said.code == 1
+    assert len(said.errors) == 1
+    assert message in said.errors[0]
+    assert sorted(tmp_path.iterdir()) == before

@@ -4,6 +4,7 @@ import csv
 import json
 import os
 import signal
+import sys
 import tarfile
 from pathlib import Path
 from typing import Any
@@ -179,6 +180,14 @@ def test_a_tar_is_answered_as_the_folder_in_it(shell: Shell) -> None:
     packed, loose = (lines(shell("predict", "run", place, "--json").out) for place in ("photos.tar", "photos"))
     assert [row["predictions"] for row in packed] == [row["predictions"] for row in loose]
     assert packed[0]["file"].startswith("photos.tar/")
+
+
+def test_a_missing_library_is_found_before_any_work(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pyarrow", None)  # as if it were not installed
+    said = shell("predict", "run", "photos", "--out", "answers.parquet")
+    assert said.code == 1
+    assert "parquet needs pyarrow" in said.talk
+    assert not Path("answers.parquet.partial").exists()
 
 
 MISTAKES = [

@@ -257,6 +257,9 @@ label_map = "map.json"
         judged = shell("eval", model, "data/more", "--label-map", "data/map.json", "--workers", "0", "--json").json
         assert judged["top1"] == found[name]["top1"]
     assert not Path("out/runs/A/more/model.safetensors").exists()
+    Path("out/runs/A/more/judgement.json").write_text("{}", encoding="utf-8")
+    again = shell("suite", "two.toml", "--out", "out", "batch_size=4", "image_size=16", "workers=0", "--json")
+    assert "judgement.json: no judgement of a suite" in again.errors[0]
 
 
 @pytest.mark.parametrize(
@@ -278,7 +281,11 @@ label_map = "map.json"
         ("weights = [", "not a TOML file", None),
         ('base = ["vtab-1k"]\nweights = "tiny"', "there is no suite", None),
         (
-            'weights = "tiny"\n[sets.one]\npath = "one"\njudge = "weights"\nlabel_map = "imagenet-aa"',
+            """
+            weights = "tiny"
+            sets.one = { path = "one", rates = [0.1], steps = 1, settings = ["data.workers=0"] }
+            sets.two = { path = "one", judge = "one", label_map = "imagenet-aa" }
+            """,
             "no label map is called imagenet-aa",
             "did you mean imagenet-a?",
         ),

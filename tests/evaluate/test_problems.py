@@ -141,18 +141,19 @@ def test_pictures_in_like_frames_are_not_alike() -> None:
     assert likeness(one[None], other[None])[0] < 0.5
 
 
+def trousers(number: int) -> Image.Image:
+    """A silhouette that agrees with others of its kind in all but a little."""
+    rng = np.random.default_rng(number)
+    picture = Image.new("L", (448, 448))  # drawn large, so that no two of them have the same edges
+    pen = ImageDraw.Draw(picture)
+    left, right, fork = rng.uniform(110, 170), rng.uniform(280, 340), rng.uniform(100, 200)
+    pen.rectangle((left, rng.uniform(20, 50), right, rng.uniform(400, 430)), fill=int(rng.integers(120, 255)))
+    pen.rectangle((210, fork, 240, 440), fill=0)
+    return picture.resize((56, 56))
+
+
 def test_things_that_are_all_alike_are_not_copies() -> None:
-    """Silhouettes of one kind agree in all but a little; only the copy stands out."""
-
-    def trousers(number: int) -> Image.Image:
-        rng = np.random.default_rng(number)
-        picture = Image.new("L", (448, 448))  # drawn large, so that no two of them have the same edges
-        pen = ImageDraw.Draw(picture)
-        left, right, fork = rng.uniform(110, 170), rng.uniform(280, 340), rng.uniform(100, 200)
-        pen.rectangle((left, rng.uniform(20, 50), right, rng.uniform(400, 430)), fill=int(rng.integers(120, 255)))
-        pen.rectangle((210, fork, 240, 440), fill=0)
-        return picture.resize((56, 56))
-
+    """Silhouettes of one kind are all alike; only the copy stands out."""
     train = looks([encoded(trousers(number)) for number in range(400)])
     test = looks([*(encoded(trousers(1000 + number)) for number in range(30)), encoded(trousers(7), quality=70)])
     usual = [likeness(np.repeat(each[None], 400, axis=0), train.thumbnails).max() for each in test.thumbnails[:30]]
@@ -278,6 +279,22 @@ def test_a_copy_with_the_same_mistake_does_not_hide_it() -> None:
     found = doubtful_labels({"all": Looks.of(twins, features)}, {"all": labels}, classes=3, voting="all")
     assert {0, 1} <= {doubt.place.index for doubt in found}
     assert all(1 not in doubt.neighbours for doubt in found if doubt.place.index == 0)
+
+
+def test_things_that_are_all_alike_vote_on_each_other() -> None:
+    """Were they taken for copies, no mistake among them would be found."""
+    features, labels = clusters(300, noise=0.1)
+    given = labels.copy()
+    wrong = np.flatnonzero(labels == 0)[:12]
+    given[wrong] = 1
+    kind = np.asarray(trousers(0).resize((32, 32)), dtype=np.float64)
+    small = (kind * 0.5 + 60 + np.random.default_rng(0).normal(0, 18, (300, 32, 32))).clip(0, 255).astype(np.uint8)
+    alike = likeness(np.repeat(small[:1], 299, axis=0), small[1:])
+    assert 0.87 < alike.min() < alike.max() < 0.99  # what pixels alone would call the same
+    found = doubtful_labels({"all": Looks.of(small, features)}, {"all": given}, classes=3, voting="all")
+    places = {doubt.place.index for doubt in found}
+    assert len(places & set(wrong.tolist())) >= 10  # of 12: they stand beside each other, too
+    assert len(places) <= 14
 
 
 def test_images_without_a_label_neither_vote_nor_are_doubted() -> None:

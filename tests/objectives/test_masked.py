@@ -8,7 +8,7 @@ from torch import Tensor
 
 from vitkit.core.errors import ConfigError
 from vitkit.model.config import DropoutConfig, ViTConfig
-from vitkit.model.masked import MaskedConfig, MaskedPatches, encoder_of
+from vitkit.model.masked import AutoencoderConfig, MaskedAutoencoder, MaskedConfig, MaskedPatches, encoder_of
 from vitkit.model.positions import PositionConfig
 from vitkit.model.resnet import BackboneConfig
 from vitkit.model.vit import ViT
@@ -320,6 +320,8 @@ def test_what_cannot_be_masked_is_refused() -> None:
     )
     with pytest.raises(ConfigError, match="left out"):
         MaskedPatches(ViT(dropping), MaskedConfig())
+    with pytest.raises(ConfigError, match="left out"):
+        MaskedAutoencoder(ViT(dropping), AutoencoderConfig(width=8, depth=1, heads=2))
     with pytest.raises(ConfigError, match="no patch would be corrupted"):
         MaskedPrediction(MaskedConfig(corrupted=0.01), VIT)
     with pytest.raises(ConfigError, match="same patches"):

@@ -1,7 +1,8 @@
 """What was around an encoder to pre-train it goes in, two files beside the artefact come out; and the model from them.
 
 `pretraining.safetensors` holds the mask token with the head or the decoder, `pretraining.json` what they are and the
-checksum. The artefact is whole without them: they are there to go on, and to see what the model makes of images.
+checksum. The artefact is whole without them: they are there to see what the model makes of images; a
+new run draws its own.
 """
 
 from collections.abc import Mapping

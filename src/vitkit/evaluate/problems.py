@@ -1,7 +1,7 @@
 """Small pictures, features and labels go in; near-duplicates and images whose label their neighbours doubt come out."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations
 
 import numpy as np
@@ -178,12 +178,10 @@ def _verified(
     rows, columns, alike, similar = rows[near], columns[near], alike[near], None if similar is None else similar[near]
     some, which = np.unique(rows, return_inverse=True)
     usual, usually_similar = _usual(left, right, some, turned=turned)
-    apart = (1 - alike) / np.maximum(1 - usual[which], 1e-6)
-    same = (alike >= SAME) | ((alike >= ALIKE) & (apart <= OUTSTANDING))
+    same = _is_same(alike, usual[which])
     if similar is not None and usually_similar is not None:
-        model_apart = (1 - similar) / np.maximum(1 - usually_similar[which], 1e-6)
-        agreed = (similar >= MODEL_ALIKE) & (model_apart <= MODEL_OUTSTANDING)
-        same |= agreed & (alike >= ALIKE_TO_BOTH) & (apart <= OUTSTANDING_TO_BOTH)
+        agreed = (similar >= MODEL_ALIKE) & (_apart(similar, usually_similar[which]) <= MODEL_OUTSTANDING)
+        same |= agreed & (alike >= ALIKE_TO_BOTH) & (_apart(alike, usual[which]) <= OUTSTANDING_TO_BOTH)
     return [
         (
             int(rows[at]),
@@ -194,6 +192,17 @@ def _verified(
         )
         for at in np.flatnonzero(same)
     ]
+
+
+def _apart(alike: NDArray[np.float32], usual: NDArray[np.float32]) -> NDArray[np.float32]:
+    """The distance of two as a share of the usual one."""
+    return ((1 - alike) / np.maximum(1 - usual, 1e-6)).astype(np.float32)
+
+
+def _is_same(alike: NDArray[np.float32], usual: NDArray[np.float32]) -> NDArray[np.bool_]:
+    """Whether two pictures are one, by their pixels."""
+    same: NDArray[np.bool_] = (alike >= SAME) | ((alike >= ALIKE) & (_apart(alike, usual) <= OUTSTANDING))
+    return same
 
 
 def _pictures(looks: Looks, rows: NDArray[np.int64], *, turned: bool) -> NDArray[np.uint8]:
@@ -277,11 +286,16 @@ def doubtful_labels(
 
 
 def _copies(looks: Looks, rows: NDArray[np.int64], base: Looks, columns: NDArray[np.int64]) -> Bool[Tensor, "R k"]:
-    """Which neighbours are near-duplicates of their image."""
+    """Which neighbours are near-duplicates of their image: they too must stand out, or no trousers would vote."""
     hint = np.einsum("rf,rkf->rk", looks.descriptors[rows], base.descriptors[columns])
     row, place = np.nonzero(hint >= WORTH_A_LOOK)
+    alike = likeness(looks.thumbnails[rows[row]], base.thumbnails[columns[row, place]])
+    near = alike >= ALIKE
+    row, place, alike = row[near], place[near], alike[near]
+    some, which = np.unique(rows[row], return_inverse=True)
+    usual, _ = _usual(replace(looks, features=None), base, some, turned=False)
     copies = np.zeros(columns.shape, dtype=np.bool_)
-    copies[row, place] = likeness(looks.thumbnails[rows[row]], base.thumbnails[columns[row, place]]) >= ALIKE
+    copies[row, place] = _is_same(alike, usual[which])
     return torch.from_numpy(copies)
 
 

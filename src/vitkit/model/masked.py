@@ -123,12 +123,6 @@ class MaskedPatches(Pretraining):
 
     def __init__(self, encoder: ViT, config: MaskedConfig, *, generator: torch.Generator | None = None) -> None:
         patches_stand_alone(encoder.config)
-        if encoder.config.dropout.patches:
-            raise ConfigError(
-                "patches are corrupted, and cannot be left out as well",
-                expected="dropout.patches=0",
-                got=encoder.config.dropout.patches,
-            )
         super().__init__(encoder)
         self.settings = config
         leave_pooling_alone(encoder)
@@ -269,10 +263,16 @@ def leave_pooling_alone(encoder: ViT) -> None:
 
 
 def patches_stand_alone(config: ViTConfig) -> None:
-    """A patch that is hidden must not be seen by its neighbours."""
+    """A patch that is hidden must not be seen by its neighbours, and which are hidden is for the objective to say."""
     if config.backbone is not None:
         raise ConfigError(
             "a hybrid's patches have seen their neighbours, and hiding one hides nothing",
             expected="a ViT without backbone",
             hint="take a plain model such as B/16, or objective.name=supervised",
+        )
+    if config.dropout.patches:
+        raise ConfigError(
+            "patches are hidden, and cannot be left out at random as well",
+            expected="dropout.patches=0",
+            got=config.dropout.patches,
         )

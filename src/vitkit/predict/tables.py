@@ -40,6 +40,8 @@ class AnswerFile:
 
     def __init__(self, path: Path, asked: Mapping[str, object]) -> None:
         self.path, self.asked, self.form = path, dict(asked), form_of(path)
+        if self.form == "parquet":
+            arrow("pyarrow")  # who lacks it learns so before hours of work, not after
         self.partial, self.about = path.with_name(f"{path.name}.partial"), path.with_name(f"{path.name}.json")
 
     def is_done(self) -> bool:

@@ -4,6 +4,7 @@ It updates, logs, evaluates and saves, in this order, each when it is due. Nothi
 the metrics log, so a run that was killed and resumed leaves the same log as one that was not.
 """
 
+import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -23,10 +24,11 @@ Evaluate = Callable[[Callable[[], bool]], dict[str, float]]
 def goodness(numbers: Mapping[str, object]) -> float:
     """What says which evaluation is the best: the share of right answers, or, where nobody knows those, minus the loss.
 
-    >>> goodness({"val_loss": 0.5, "val_top1": 0.9}), goodness({"val_loss": 0.5})
-    (0.9, -0.5)
+    >>> goodness({"val_loss": 0.5, "val_top1": 0.9}), goodness({"val_loss": 0.5}), goodness({"val_loss": float("nan")})
+    (0.9, -0.5, -inf)
     """
-    return float(str(numbers["val_top1"])) if "val_top1" in numbers else -float(str(numbers["val_loss"]))
+    found = float(str(numbers["val_top1"])) if "val_top1" in numbers else -float(str(numbers["val_loss"]))
+    return -math.inf if math.isnan(found) else found
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -290,6 +290,8 @@ def score_of(part: Part, out: Path) -> Score | None:
         return None
     except ValueError as error:
         raise TrainingError(f"{path}: damaged", hint="delete the file and run again") from error
+    if not isinstance(said, dict) or not {"judged", "result"} <= said.keys():
+        raise TrainingError(f"{path}: no judgement of a suite", hint="delete the file and run again")
     if said["judged"] != asked(part):
         raise ConfigError(
             f"{folder} holds another judgement", expected=said["judged"], got=asked(part), hint="name another --out"

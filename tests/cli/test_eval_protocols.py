@@ -156,7 +156,8 @@ def test_a_map_of_ones_own(shell):
     said = shell("eval", "model", "tiere", "--label-map", "map.csv", "--workers", "0", "--json")
     assert (said.json["top1"], said.json["count"]) == (1.0, 2)
     assert said.json["label_map"]["left_out"] == ["stein"]
-    assert "left out 1 images of classes that mean nothing to the model: stein" in said.talk
+    assert said.json["images_left_out"] == 1
+    assert "left out 1 image of classes that mean nothing to the model: stein" in said.talk
     wrong = shell("eval", "model", "tiere", "--label-map", "imagenet-b")
     assert "no label map is called imagenet-b" in wrong.errors[0]
     assert "did you mean imagenet-" in wrong.hints[0]

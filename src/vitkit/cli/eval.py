@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from vitkit.cli.checking import sound_images
+from vitkit.cli.describing import counted
 from vitkit.cli.output import print_json, print_sections, safe_text, talk_console
 
 if TYPE_CHECKING:
@@ -93,7 +94,9 @@ def command(
         )
     if as_json:
         files = [{"file": file.name, "reason": file.reason} for file in bad]
-        mapped = {} if prepared.label_map is None else {"label_map": prepared.label_map.to_json()}
+        mapped: dict[str, object] = {}
+        if prepared.label_map is not None:
+            mapped = {"label_map": prepared.label_map.to_json(), "images_left_out": prepared.left_out}
         reassessed = {} if judged.real is None else {"real": judged.real.to_json()}
         print_json(judged.judgement.to_json() | {"split": name, "bad": files} | mapped | reassessed)
         return
@@ -115,7 +118,8 @@ def tell_map(prepared: "Prepared", talk: "Console") -> None:
     if prepared.left_out:
         left = [name for name, means in zip(found.classes, found.means, strict=True) if not means]
         names = ", ".join(left[:5]) + (f" and {len(left) - 5:,} more" if len(left) > 5 else "")
-        warning = f"warning: left out {prepared.left_out:,} images of classes that mean nothing to the model: {names}"
+        images = counted(prepared.left_out, "image")
+        warning = f"warning: left out {images} of classes that mean nothing to the model: {names}"
         talk.print(safe_text(warning), style="yellow", soft_wrap=True)
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from vitkit.cli.checking import sound_images
+from vitkit.cli.describing import counted
 from vitkit.cli.output import print_json, print_sections, safe_text, talk_console
 
 if TYPE_CHECKING:
@@ -216,12 +217,13 @@ def print_findings(found: "Findings", folder: Path) -> None:
     """Print the counts, and the first of each list."""
     splits = found.data.splits
     leaked = [
-        (split, f"{count:,} images ({count / len(splits[split]):.1%})") for split, count in found.leaked().items()
+        (split, f"{counted(count, 'image')} ({count / len(splits[split]):.1%})")
+        for split, count in found.leaked().items()
     ]
     inside = len(found.matches) - len(found.across)
-    pairs = [("across splits", f"{len(found.across):,} pairs")] if len(splits) > 1 else []
-    pairs += [("within a split", f"{inside:,} pairs")] if found.within else []
-    pairs += [("with two labels", f"{len(found.conflicts):,} pairs")]
+    pairs = [("across splits", counted(len(found.across), "pair"))] if len(splits) > 1 else []
+    pairs += [("within a split", counted(inside, "pair"))] if found.within else []
+    pairs += [("with two labels", counted(len(found.conflicts), "pair"))]
     labels = (
         [("not judged", "give --weights, a run or weights of any origin")]
         if found.doubts is None

@@ -11,7 +11,7 @@ from PIL import Image
 
 from vitkit.core.errors import DataError
 from vitkit.core.stopping import Stop, Stopped
-from vitkit.train.config import DataConfig
+from vitkit.train.config import DataConfig, RunConfig
 from vitkit.train.folder import RunFolder
 from vitkit.train.images import Images, find_images, fingerprint
 from vitkit.train.parallel import Ranks
@@ -34,7 +34,7 @@ def write(place: Path, *, count: int = 10, bad: int = 0) -> None:
 
 
 def find(place: Path, folder: RunFolder, *, stop: Stop | None = None, **changes: object) -> Images:
-    config = replace(DataConfig(path=str(place), channels=1), **changes)
+    config = RunConfig(data=replace(DataConfig(path=str(place), channels=1), **changes))
     ranks = Ranks(device=torch.device("cpu"))
     return find_images(config, folder=folder, ranks=ranks, workers=0, watcher=Watcher(), stop=stop or Stop())
 

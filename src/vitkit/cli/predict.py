@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from vitkit.cli.checking import SHOWN
+from vitkit.cli.checking import warn_of
 from vitkit.cli.output import print_json, safe_text, talk_console
 
 if TYPE_CHECKING:
@@ -106,6 +106,7 @@ def write(
     """Write the answers to a file, from where it was left; asked to stop, leave it so that it can be gone on with."""
     from vitkit.core.stopping import SAVED_AND_STOPPED, listening
     from vitkit.data.source import Subset
+    from vitkit.data.verify import BadFile
     from vitkit.predict.stream import answers
 
     talk = talk_console()
@@ -125,10 +126,7 @@ def write(
         talk.print(safe_text("stopped; the same command goes on"), soft_wrap=True)
         click.get_current_context().exit(SAVED_AND_STOPPED)
     about = file.finish(model=predictor.model.name)
-    for bad in about["bad"][:SHOWN]:
-        talk.print(safe_text(f"warning: left out {bad['file']}: {bad['reason']}"), style="yellow", soft_wrap=True)
-    if len(about["bad"]) > SHOWN:
-        talk.print(safe_text(f"warning: left out {len(about['bad']) - SHOWN:,} more; {file.about} names all"))
+    warn_of([BadFile(bad["file"], bad["reason"]) for bad in about["bad"]], talk)
     if as_json:
         print_json(about)
         return

@@ -1,6 +1,6 @@
 """A model and labelled images go in; how often it is right comes out, or its logits for a closer judgement."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -44,29 +44,38 @@ def tally(
     autocast: torch.dtype | None = None,
     stop: Callable[[], bool] = lambda: False,
 ) -> Tally:
-    """Run the batches through the model, `rounds` times in all: ranks that share a model must call it together.
-
-    A rank that has fewer batches runs its last one again, uncounted.
-    """
+    """Run the batches through the model, `rounds` times in all: ranks that share a model must call it together."""
     sums = Tally()
-    last: Batch | None = None
-    for _ in range(rounds):
-        if stop():
-            raise Stopped
-        batch = next(batches, None)
-        counts, last = batch is not None, batch or last
-        if last is None:
-            blank = torch.zeros(1, preprocessing.channels, *pair(preprocessing.image_size), dtype=torch.uint8)
-            last = Batch(blank, torch.zeros(1, dtype=torch.int64))
-        logits = logits_of(model, last, preprocessing=preprocessing, device=device, autocast=autocast)
+    for batch, counts in in_step(batches, rounds=rounds, preprocessing=preprocessing, stop=stop):
+        logits = logits_of(model, batch, preprocessing=preprocessing, device=device, autocast=autocast)
         if counts:
-            labels = last.labels.to(device)
+            labels = batch.labels.to(device)
             best = logits.topk(min(5, logits.shape[1]), dim=1).indices == labels[:, None]
             sums.loss += functional.cross_entropy(logits, labels, reduction="sum").item()
             sums.first += int(best[:, 0].sum())
             sums.five += int(best.sum())
             sums.count += len(labels)
     return sums
+
+
+def in_step(
+    batches: Iterator[Batch], *, rounds: int, preprocessing: Preprocessing, stop: Callable[[], bool]
+) -> Iterator[tuple[Batch, bool]]:
+    """Each batch and whether it counts, `rounds` times: a rank that has fewer gets its last again, or a blank one.
+
+    >>> one = Batch(torch.zeros(1, 3, 8, 8), torch.tensor([7]))
+    >>> found = in_step(iter([one]), rounds=2, preprocessing=Preprocessing(), stop=lambda: False)
+    >>> [(int(batch.labels), counts) for batch, counts in found]
+    [(7, True), (7, False)]
+    """
+    blank = torch.zeros(1, preprocessing.channels, *pair(preprocessing.image_size), dtype=torch.uint8)
+    last = Batch(blank, torch.zeros(1, dtype=torch.int64))
+    for _ in range(rounds):
+        if stop():
+            raise Stopped
+        batch = next(batches, None)
+        last = batch or last
+        yield last, batch is not None
 
 
 def logits_of(

@@ -9,7 +9,7 @@ import torch
 from vitkit.checkpoints.native import Artefact
 from vitkit.core.errors import DataError
 from vitkit.data.source import DataSet, Source
-from vitkit.evaluate.accuracy import answers
+from vitkit.evaluate.accuracy import Answers, answers
 from vitkit.evaluate.judgement import Judgement, judge
 
 PREFERRED = ("test", "val", "all", "train")
@@ -64,7 +64,21 @@ def judge_artefact(
 ) -> Judgement:
     """How good a trained model is on a source whose classes are among those it knows, in whatever order."""
     numbers = known_classes(artefact, source)
-    found = answers(
+    found = answers_of(artefact, source, workers=workers, batch_size=batch_size, device=device, progress=progress)
+    return judge(found.logits, torch.from_numpy(numbers)[found.labels], classes=artefact.labels)
+
+
+def answers_of(
+    artefact: Artefact,
+    source: Source,
+    *,
+    workers: int = 0,
+    batch_size: int = 64,
+    device: torch.device,
+    progress: Callable[[int], None] = lambda images: None,
+) -> Answers:
+    """What a trained model says of every image of a source, prepared as it was trained on."""
+    return answers(
         artefact.model().to(device),
         source,
         preprocessing=artefact.preprocessing,
@@ -73,4 +87,3 @@ def judge_artefact(
         device=device,
         progress=progress,
     )
-    return judge(found.logits, torch.from_numpy(numbers)[found.labels], classes=artefact.labels)

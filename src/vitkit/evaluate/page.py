@@ -205,7 +205,7 @@ def _panels(panels: tuple[Panel, ...]) -> str:
 def _reconstructions(picture: bytes) -> str:
     about = "Above: validation images. Middle: in grey, the patches that the model was asked for. Below: its answer."
     encoded = base64.b64encode(picture).decode()
-    image = f'<img class="tiny" alt="{about}" src="data:image/png;base64,{encoded}" style="max-width:none">'
+    image = f'<img class="tiny" alt="{about}" src="data:image/png;base64,{encoded}" style="max-width:max(100%,560px)">'
     return f'<p class="about">{about}</p><div class="scroll">{image}</div>'
 
 

@@ -12,9 +12,8 @@ from vitkit.core.errors import DataError, UnknownNameError, did_you_mean
 from vitkit.data.loader import CPU
 from vitkit.data.source import Source
 from vitkit.data.sources.base import some
-from vitkit.evaluate.accuracy import answers
 from vitkit.evaluate.judgement import Judgement, judge
-from vitkit.evaluate.judging import check_labelled, known_classes
+from vitkit.evaluate.judging import answers_of, check_labelled, known_classes
 from vitkit.evaluate.label_maps import (
     PUBLISHED,
     WNID,
@@ -125,15 +124,7 @@ def judge_by(
     """Ask the model for every image once, and judge its answers."""
     source, label_map = prepared.source, prepared.label_map
     numbers = known_classes(artefact, source) if label_map is None else np.arange(len(source.classes))
-    found = answers(
-        artefact.model().to(device),
-        source,
-        preprocessing=artefact.preprocessing,
-        batch_size=batch_size,
-        workers=workers,
-        device=device,
-        progress=progress,
-    )
+    found = answers_of(artefact, source, workers=workers, batch_size=batch_size, device=device, progress=progress)
     if label_map is None:
         judgement = judge(found.logits, torch.from_numpy(numbers)[found.labels], classes=artefact.labels)
     else:

@@ -87,8 +87,7 @@ def hidden(subject: Subject) -> Part:
         )
     how = subject.model.preprocess.preprocessing
     found = reconstruction(subject.pretraining, subject.shown, preprocessing=how)
-    unseen = found.images.masked_fill(found.hidden[:, None], 128.0)
-    rows = [list(three) for three in zip(*map(to_look_at, (found.images, unseen, found.predicted)), strict=True)]
+    rows = [list(three) for three in zip(*map(to_look_at, (found.images, found.seen, found.predicted)), strict=True)]
     drawing = side_by_side(
         rows,
         heads=("The image", "What it sees", "How it completes it"),

@@ -76,6 +76,10 @@ def training(step: int) -> int:
     return (1 << 63) + step
 
 
+GREY = 128.0
+"""What stands where a patch was hidden."""
+
+
 class Reconstruction(NamedTuple):
     """What a model made of images of which it saw a part, as pixels, 0…255."""
 
@@ -84,6 +88,16 @@ class Reconstruction(NamedTuple):
     """The pixels that were hidden or changed, and that the model was asked for."""
     predicted: Float[Tensor, "B C H W"]
     """The images with the model's answer where they were hidden."""
+
+    @property
+    def seen(self) -> Float[Tensor, "B C H W"]:
+        """The images with what was hidden of them in grey.
+
+        >>> black, hidden = torch.zeros(1, 1, 1, 2), torch.tensor([[[True, False]]])
+        >>> Reconstruction(black, hidden, black).seen.flatten().tolist()
+        [128.0, 0.0]
+        """
+        return self.images.masked_fill(self.hidden[:, None], GREY)
 
 
 @runtime_checkable

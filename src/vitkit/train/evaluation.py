@@ -8,11 +8,9 @@ from collections.abc import Callable
 
 import torch
 
-from vitkit.core.shapes import pair
-from vitkit.core.stopping import Stopped
-from vitkit.data.loader import Batch, Batches, evaluation_batches
+from vitkit.data.loader import Batches, evaluation_batches
 from vitkit.data.source import Source, Subset
-from vitkit.evaluate.accuracy import tally
+from vitkit.evaluate.accuracy import in_step, tally
 from vitkit.objectives.objective import EVALUATING, Chance, Reconstruction, Unlabelled
 from vitkit.train.folder import RunFolder
 from vitkit.train.loop import Evaluate
@@ -96,25 +94,20 @@ def own_loss(
 ) -> tuple[float, int, dict[str, float]]:
     """Sums over this rank's images: the loss, their number, and what else the objective counts.
 
-    Ranks that share a model must call it together: one that has fewer batches runs its last again, uncounted.
+    Ranks that share a model must call it together.
     """
     batch_size, rounds = shares(trainer, images)
     config, ranks = trainer.config, trainer.ranks
-    blank = torch.zeros(1, trainer.preprocessing.channels, *pair(trainer.preprocessing.image_size), dtype=torch.uint8)
-    batch = Batch(blank, torch.zeros(1, dtype=torch.int64))
     loss, count, sums = 0.0, 0, dict[str, float]()
-    for number in range(rounds):
-        if stop():
-            raise Stopped
-        following = next(batches, None)
-        batch = following or batch
+    together = in_step(batches, rounds=rounds, preprocessing=trainer.preprocessing, stop=stop)
+    for number, (batch, counts) in enumerate(together):
         first = (number * ranks.ranks + ranks.rank) * batch_size
         pixels = batch.pixels.to(ranks.device)
         normalised = trainer.preprocessing.normalise(pixels)
         task = objective.set_task(normalised, pixels, chance=Chance(seed=config.seed, use=EVALUATING, first=first))
         with precision(config, ranks.device):
             outcome = objective(trainer.model, normalised, task)
-        counted = len(pixels) if following is not None else 0
+        counted = len(pixels) if counts else 0
         loss += outcome.loss.item() * counted
         count += counted
         for name, value in outcome.sums.items():

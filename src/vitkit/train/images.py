@@ -50,20 +50,13 @@ class Images:
 
 
 def find_images(
-    config: DataConfig,
-    *,
-    folder: RunFolder,
-    ranks: Ranks,
-    workers: int,
-    watcher: Watcher,
-    stop: Stop,
-    labelled: bool = True,
-    seed: int = 0,
+    run: RunConfig, *, folder: RunFolder, ranks: Ranks, workers: int, watcher: Watcher, stop: Stop
 ) -> Images:
     """Open the data set, leave out what cannot be read, and split it where it has no splits of its own.
 
-    Without `labelled` nobody asks for labels, and all images are learned from; `seed` chooses those that keep theirs.
+    An objective without labels asks for none and learns from all images; else the seed chooses those that keep theirs.
     """
+    config, labelled = run.data, run.objective.labelled
     found = open_data(config.path, kind=config.kind, fractals=config.fractals)
     if labelled and not found.classes:
         raise DataError(
@@ -75,7 +68,7 @@ def find_images(
     splits = {name: without(source, bad) for name, source in found.splits.items()}
     images = divided(config, found, splits, bad=len(bad))
     if labelled and config.label_share < 1.0:
-        images = replace(images, train=part(images.train, share=config.label_share, salt=f"labels {seed} "))
+        images = replace(images, train=part(images.train, share=config.label_share, salt=f"labels {run.seed} "))
     on_leader(ranks, lambda _: _same_images(folder.data, images))
     watcher.say(images.in_words())
     return images

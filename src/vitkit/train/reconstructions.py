@@ -10,13 +10,12 @@ import torch
 from PIL import Image
 
 from vitkit.core.files import write_bytes
-from vitkit.core.shapes import Bool, Float, Tensor
+from vitkit.core.shapes import Float, Tensor
 from vitkit.objectives.objective import Reconstruction
 
 SIDE = 112
 """Pixels of an image's longer side in the picture, or a little more: small images are enlarged by whole factors."""
 GAP = 4
-GREY = 128.0
 
 
 def draw(path: Path, shown: Reconstruction) -> None:
@@ -33,7 +32,7 @@ def picture(shown: Reconstruction) -> Image.Image:
     >>> picture(Reconstruction(grey, torch.zeros(2, 8, 8, dtype=torch.bool), grey)).size
     (228, 344)
     """
-    rows = (shown.images, seen(shown.images, shown.hidden), shown.predicted)
+    rows = (shown.images, shown.seen, shown.predicted)
     height, width = shown.images.shape[2:]
     factor = max(1, -(-SIDE // max(height, width)))
     tall, wide = height * factor, width * factor
@@ -45,15 +44,6 @@ def picture(shown: Reconstruction) -> Image.Image:
             )
             canvas.paste(tile, (across * (wide + GAP), down * (tall + GAP)))
     return canvas
-
-
-def seen(images: Float[Tensor, "B C H W"], hidden: Bool[Tensor, "B H W"]) -> Float[Tensor, "B C H W"]:
-    """Images with what was hidden of them in grey.
-
-    >>> seen(torch.zeros(1, 1, 1, 2), torch.tensor([[[True, False]]])).flatten().tolist()
-    [128.0, 0.0]
-    """
-    return images.masked_fill(hidden[:, None], GREY)
 
 
 def in_colour(images: Float[Tensor, "B C H W"]) -> Tensor:

@@ -78,16 +78,7 @@ def run(config: RunConfig, out: Path | str, *, watcher: Watcher | None = None, s
         teacher = find_teacher(config, ranks=ranks, watcher=watcher)
         check(config, pretrained=pretrained, teacher=teacher, ranks=ranks)
         try:
-            images = find_images(
-                config.data,
-                folder=folder,
-                ranks=ranks,
-                workers=workers,
-                watcher=watcher,
-                stop=stop,
-                labelled=config.objective.labelled,
-                seed=config.seed,
-            )
+            images = find_images(config, folder=folder, ranks=ranks, workers=workers, watcher=watcher, stop=stop)
         except Stopped:
             return Result(folder, None)
         when = rhythm(config, images=len(images.train))

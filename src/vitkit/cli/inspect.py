@@ -10,7 +10,6 @@ from vitkit.cli.output import print_json, safe_text, talk_console
 if TYPE_CHECKING:
     from vitkit.checkpoints.ready import Loaded
 
-IMAGES = {".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm"}
 MOST_OF_A_FOLDER = 128
 """Images of a folder that are looked at: as many as the paper measures attention distance on."""
 
@@ -108,13 +107,14 @@ def image_files(places: tuple[Path, ...]) -> list[Path]:
     [PosixPath('a.jpg')]
     """
     from vitkit.core.errors import DataError
+    from vitkit.data.sources.base import is_image, walk
 
     files: list[Path] = []
     for place in places:
         if not place.is_dir():
             files.append(place)
             continue
-        inside = sorted(file for file in place.rglob("*") if file.suffix.lower() in IMAGES and file.is_file())
+        inside = [place / name for name in sorted(walk(place)) if is_image(name)]
         if not inside:
             raise DataError(f"{place}: no images in this folder", hint="name image files, or a folder that holds some")
         step = max(1, len(inside) // MOST_OF_A_FOLDER)

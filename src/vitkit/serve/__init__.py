@@ -1,0 +1,1 @@
+"""Trained models go in, a network service with a page of its own comes out."""

@@ -1,0 +1,217 @@
+"""A real Chromium without a window, and what a person would do in it: look, point, type, wait."""
+
+import json
+import shutil
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from serve.serving import until
+
+selenium = pytest.importorskip("selenium.webdriver", reason="selenium drives the page's tests")
+
+from selenium.webdriver import ActionChains  # noqa: E402
+from selenium.webdriver.common.by import By  # noqa: E402
+from selenium.webdriver.common.keys import Keys  # noqa: E402
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+DRIVER = shutil.which("chromedriver")
+
+NAMED_ROLES = {"button", "checkbox", "radio", "slider", "combobox", "textbox", "link", "image", "img", "application"}
+
+CONTRASTS = """
+const numbers = (text) => (text.match(/[\\d.]+/g) ?? []).map(Number);
+const light = (rgb) => {
+  const curve = (value) => (value <= 0.03928 ? value / 12.92 : ((value + 0.055) / 1.055) ** 2.4);
+  const linear = rgb.slice(0, 3).map((value) => curve(value / 255));
+  return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2];
+};
+const ground = (element) => {
+  for (let each = element; each; each = each.parentElement) {
+    const colour = numbers(getComputedStyle(each).backgroundColor);
+    if (colour.length === 3 || colour[3] === 1) return colour;
+  }
+  return [255, 255, 255];
+};
+const poor = [];
+const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+while (walker.nextNode()) {
+  const element = walker.currentNode.parentElement;
+  const box = element.getBoundingClientRect();
+  const unseen = box.width < 2 || box.height < 2 || element.closest("svg, option, script, noscript, .unseen, .skip");
+  if (unseen || !walker.currentNode.data.trim()) continue;
+  const [front, back] = [light(numbers(getComputedStyle(element).color)), light(ground(element))];
+  const ratio = (Math.max(front, back) + 0.05) / (Math.min(front, back) + 0.05);
+  if (ratio < 4.5) poor.push([walker.currentNode.data.trim().slice(0, 40), Number(ratio.toFixed(2))]);
+}
+return poor;
+"""
+
+
+class Page:
+    """The page in a browser."""
+
+    def __init__(self, driver: Any, url: str) -> None:
+        self.driver, self.url = driver, url
+
+    def open(self, path: str = "/", *, width: int = 1280, dark: bool = False) -> None:
+        """Load the page afresh, at a width and in a colour scheme."""
+        metrics = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 600}
+        self.command("Emulation.setDeviceMetricsOverride", metrics)
+        scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
+        self.command("Emulation.setEmulatedMedia", {"features": [scheme]})
+        self.driver.get("about:blank")  # else an address that differs in its hash alone would not be loaded
+        self.driver.get(self.url + path)
+
+    def command(self, name: str, options: dict[str, Any]) -> Any:
+        return self.driver.execute_cdp_cmd(name, options)
+
+    def run(self, script: str, *arguments: Any) -> Any:
+        return self.driver.execute_script(script, *arguments)
+
+    def all(self, selector: str) -> list[Any]:
+        return self.driver.find_elements(By.CSS_SELECTOR, selector)
+
+    def one(self, selector: str) -> Any:
+        (found,) = self.all(selector)
+        return found
+
+    def texts(self, selector: str) -> list[str]:
+        """The texts of all elements, in one question: elements may be replaced meanwhile."""
+        return self.run("return [...document.querySelectorAll(arguments[0])].map((each) => each.textContent)", selector)
+
+    def text(self, selector: str) -> str:
+        return " ".join(self.texts(selector))
+
+    def wait(self, script: str, *arguments: Any) -> Any:
+        """Until a JavaScript expression is true."""
+        return until(lambda: self.run(f"return {script}", *arguments), every=0.05)
+
+    def shown(self, selector: str, text: str) -> None:
+        """Until an element says this."""
+        script = "[...document.querySelectorAll(arguments[0])].some((each) => each.textContent.includes(arguments[1]))"
+        self.wait(script, selector, text)
+
+    def give(self, *files: Path) -> None:
+        """Choose files, and wait for all answers."""
+        self.shown("#facts", "pixels")
+        before = len(self.all(".card"))
+        self.one("#files").send_keys("\n".join(map(str, files)))
+        self.wait("document.querySelectorAll('.card').length === arguments[0]", before + len(files))
+        self.settle()
+
+    def settle(self) -> None:
+        self.wait("!document.querySelector('.side[aria-busy=true]') && !!document.querySelector('.side')")
+
+    def set(self, selector: str, value: object) -> None:
+        """Move a slider or a choice, as the browser reports it."""
+        script = """const [place, value] = arguments; place.value = value;
+            for (const name of ["input", "change"]) place.dispatchEvent(new Event(name, {bubbles: true}));"""
+        self.run(script, self.one(selector), value)
+
+    def picture(self, card: int = 0) -> str:
+        """What is drawn in a card, as text that is equal for equal pictures."""
+        return self.run("return document.querySelectorAll('.stage canvas')[arguments[0]].toDataURL()", card)
+
+    def point(self, element: Any, *, across: float, down: float) -> None:
+        """Move the pointer to a place within an element, in shares of it."""
+        box = self.run(
+            "arguments[0].scrollIntoView({block: 'center'});"
+            "const {x, y, width, height} = arguments[0].getBoundingClientRect(); return {x, y, width, height}",
+            element,
+        )
+        chain = ActionChains(self.driver, duration=0)
+        chain.w3c_actions.pointer_action.move_to_location(
+            int(box["x"] + across * box["width"]), int(box["y"] + down * box["height"])
+        )
+        chain.perform()
+
+    def press(self, *keys: str, back: bool = False) -> None:
+        """Press one key after the other; `back` holds Shift down meanwhile."""
+        chain = ActionChains(self.driver)
+        if back:
+            chain = chain.key_down(Keys.SHIFT)
+        for key in keys:
+            chain = chain.send_keys(key)
+        (chain.key_up(Keys.SHIFT) if back else chain).perform()
+
+    def tab_to(self, selector: str, *, most: int = 40) -> None:
+        """Go on with the Tab key until an element that matches has the focus."""
+        for _ in range(most):
+            if self.run("return document.activeElement.matches(arguments[0])", selector):
+                return
+            self.press(Keys.TAB)
+        raise AssertionError(f"the Tab key does not lead to {selector}")
+
+    def nameless(self) -> list[str]:
+        """What a screen reader would announce without a name, by the browser's own account."""
+        nodes = self.command("Accessibility.getFullAXTree", {})["nodes"]
+        heard = [node for node in nodes if not node.get("ignored") and node["role"]["value"] in NAMED_ROLES]
+        assert heard
+        return [node["role"]["value"] for node in heard if not str(node.get("name", {}).get("value", "")).strip()]
+
+    def poor_contrasts(self) -> list[tuple[str, float]]:
+        """Texts whose contrast with what is behind them is below 4.5."""
+        return self.run(CONTRASTS)
+
+    def widths(self) -> tuple[int, int]:
+        """How wide the page is, and the window."""
+        return tuple(self.run("return [document.documentElement.scrollWidth, innerWidth]"))
+
+    def complaints(self) -> list[str]:
+        """What the console reports; that the server refused an image is the browser's own note, and meant."""
+        refused = ("status of 4", "status of 503")
+        return [
+            entry["message"]
+            for entry in self.driver.get_log("browser")
+            if entry["level"] in ("SEVERE", "WARNING") and not any(note in entry["message"] for note in refused)
+        ]
+
+    def requests(self) -> list[str]:
+        """All addresses that the browser has asked, whatever for."""
+        events = [json.loads(entry["message"])["message"] for entry in self.driver.get_log("performance")]
+        return [each["params"]["request"]["url"] for each in events if each["method"] == "Network.requestWillBeSent"]
+
+
+class Driver(selenium.ChromeService):
+    """chromedriver, asked over a plain socket whether it is there, and ended by a signal.
+
+    selenium's own way is urllib, and the audit of the tests hears whatever goes out by that.
+    """
+
+    def is_connectable(self) -> bool:
+        try:
+            socket.create_connection(("127.0.0.1", self.port), timeout=1).close()
+        except OSError:
+            return False
+        return True
+
+    def send_remote_shutdown_command(self) -> None:
+        self.process.terminate()
+
+
+@contextmanager
+def chromium(profile: Path) -> Iterator[Any]:
+    """A browser with a fresh profile and a made-up camera."""
+    options = selenium.ChromeOptions()
+    options.binary_location = CHROMIUM
+    for argument in (
+        "--headless=new",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--disable-dev-shm-usage",
+        "--disable-background-networking",
+        "--use-fake-device-for-media-stream",
+        "--use-fake-ui-for-media-stream",
+        f"--user-data-dir={profile}",
+    ):
+        options.add_argument(argument)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
+    driver = selenium.Chrome(options=options, service=Driver(DRIVER))
+    try:
+        yield driver
+    finally:
+        driver.quit()

@@ -1,20 +1,35 @@
-"""What every test runs under: one thread a worker, known random numbers, and property tests of a modest size."""
+"""What every test runs under: one thread a worker, known random numbers, property tests of a modest size, an audit."""
 
 import os
 
 import pytest
 import torch
 from hypothesis import settings
+from security import audit
+from xdist.remote import Producer
+from xdist.scheduler import LoadScopeScheduling
 
 # Models are slow to build and a laptop's clock is noisy, so no deadline. In CI the same examples run every time.
 settings.register_profile("local", deadline=None, max_examples=40)
 settings.register_profile("ci", settings.get_profile("local"), derandomize=True, print_blob=True)
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
+    audit.install(config)
     settings.load_profile("ci" if os.environ.get("CI") else "local")
     if "PYTEST_XDIST_WORKER" in os.environ:
         torch.set_num_threads(1)  # the workers share the cores: more threads would only wait for each other
+
+
+class ServersApart(LoadScopeScheduling):
+    """Tests go to whichever worker is free; those of one module in `serve` go together, since they share a server."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return nodeid.partition("::")[0] if nodeid.startswith("tests/serve/") else nodeid
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadScopeScheduling:
+    return ServersApart(config, log)
 
 
 @pytest.fixture(autouse=True)

@@ -14,7 +14,7 @@ from vitkit.cli.main import main
 
 KEYS = {
     *("versions", "executable", "platform", "cpu", "memory", "environment"),
-    *("torch", "torch_error", "torchvision", "extras", "advice"),
+    *("torch", "torch_error", "torchvision", "extras", "advice", "native_engine"),
 }
 
 
@@ -58,6 +58,7 @@ def test_the_report_is_true_here(report: doctor.Report) -> None:
     assert report.torch is not None
     assert report.torch.devices[-1].device == "cpu"
     assert report.torch.bf16_slowdown > 0
+    assert report.native_engine is not None
     assert report.torch_error is None
 
 

@@ -14,6 +14,8 @@ import vitkit
 from vitkit.checkpoints import convert, foreign
 from vitkit.cli.converting import remedy
 from vitkit.data.transforms import Preprocessing, preprocessing
+from vitkit.export.placing import stored_proof
+from vitkit.export.runtimes import RUNTIMES
 from vitkit.model.config import ViTConfig
 from vitkit.model.resnet import BiT, BiTConfig
 from vitkit.zoo.lookup import configure
@@ -135,6 +137,25 @@ def test_a_run_that_was_fine_tuned_is_timms_and_transformers_without_and_with_an
         assert theirs[name].config.id2label == {0: "ant", 1: "bee", 2: "fly"}
 
 
+def test_one_batch_through_timm_transformers_and_onnx_runtime(shell) -> None:
+    """U5: 0, 0 and at most 1e-4."""
+    timm, transformers = import_timm(), import_transformers()
+    pytest.importorskip("onnxruntime", reason="onnxruntime comes with vitkit[export]")
+    for to in ("timm", "huggingface", "onnx"):
+        assert shell("export", "run", to, "--to", to).code == 0
+    pixels = torch.rand(7, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        expected = vitkit.load("run")(pixels)
+        of_timm = timm.create_model("local-dir:timm", pretrained=True).eval()(pixels)
+        of_transformers = (
+            transformers.AutoModelForImageClassification.from_pretrained("huggingface").eval()(pixels).logits
+        )
+    of_onnx = RUNTIMES["onnx"].start(Path("onnx"))(pixels.numpy())["logits"]
+    assert (of_timm - expected).abs().max() <= 2e-6  # the same numbers, added up in another order
+    assert (of_transformers - expected).abs().max() <= 2e-6
+    assert np.abs(of_onnx - expected.numpy()).max() <= 1e-4
+
+
 # What is said
 
 
@@ -152,7 +173,13 @@ def test_json_says_what_was_written_what_is_lost_and_how_it_was_checked(shell) -
         "the names of 2 classes",
         "the preprocessing: squash to 32×32, bilinear, mean 0.5, deviation 0.5",
     ]
-    assert said.json["proof"] == "read back: 20 tensors, number for number the same"
+    assert said.json["checked"].startswith(
+        "read back: 20 tensors, number for number the same; read by vitkit, 25 images"
+    )
+    proof = said.json["proof"]
+    assert proof["top1_agreement"] == 1
+    assert proof["largest_difference"] == 0  # the same numbers, in the same code
+    assert proof["library"].keys() in ({"skipped"}, {"against", "largest_difference", "allowed_difference"})
 
 
 def test_what_the_other_library_does_in_its_own_way_is_told(shell) -> None:
@@ -192,6 +219,25 @@ def test_a_model_that_comes_back_as_another_is_an_error(shell, monkeypatch) -> N
     assert said.code == 1
     assert "answers otherwise than the model that was written" in said.errors[0]
     assert "block.activation gelu_tanh → gelu_erf" in said.errors[0]
+
+
+# What is done already
+
+
+def test_weights_that_were_written_are_found_there_too(shell) -> None:
+    for out, to in (("hf", "huggingface"), ("model.npz", "google")):
+        assert shell("export", "run", out, "--to", to).code == 0
+        before = Path(out).stat().st_mtime_ns
+        again = shell("export", "run", out, "--to", to)
+        assert again.code == 0
+        assert f"done already: {out}" in again.talk
+        assert Path(out).stat().st_mtime_ns == before
+        assert again.out.startswith("Done already")
+    proof = stored_proof(Path("hf"))
+    assert proof is not None
+    assert proof["top1_agreement"] == 1
+    save("run", "block.norm_eps=1e-5")
+    assert shell("export", "run", "hf", "--to", "huggingface").errors == ["error: hf is there already"]
 
 
 # What cannot be held, and the settings with which it can
@@ -274,7 +320,7 @@ def test_what_is_there_is_not_overwritten_without_force(shell) -> None:
 @pytest.mark.parametrize(
     ("arguments", "error"),
     [
-        (("run", "out", "--to", "hugingface"), "no format of weights is called hugingface"),
+        (("run", "out", "--to", "hugingface"), "nothing can be exported to hugingface"),
         (("nowhere", "out"), "nowhere"),
         (("run", "out", "depth=2"), "a model of other tensors"),
     ],

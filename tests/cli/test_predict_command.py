@@ -3,6 +3,7 @@
 import csv
 import json
 import os
+import re
 import signal
 import sys
 import tarfile
@@ -12,7 +13,9 @@ from typing import Any
 import pytest
 from cli.tiny_runs import Shell, assigned, photos
 
+import vitkit
 from vitkit.cli.main import main
+from vitkit.engine import choose
 from vitkit.predict import stream
 
 SHAPE = {
@@ -188,6 +191,90 @@ def test_a_missing_library_is_found_before_any_work(shell: Shell, monkeypatch: p
     assert said.code == 1
     assert "parquet needs pyarrow" in said.talk
     assert not Path("answers.parquet.partial").exists()
+
+
+def test_fewer_bits_say_how_far_they_agree_and_the_file_remembers(shell: Shell) -> None:
+    said = shell("predict", "run", "photos", "--out", "answers.jsonl", "--precision", "int8")
+    assert said.code == 0
+    (line,) = [line for line in said.talk.splitlines() if line.startswith("int8 beside fp32 as written: ")]
+    assert "of 12 images, logits at most " in line
+    about = json.loads(Path("answers.jsonl.json").read_text())
+    assert (about["precision"], about["merge"]) == ("int8", 0)
+    assert about["engine"]
+    assert about["agreement"]["images"] == 12
+    assert 0 <= about["agreement"]["mean_difference"] <= about["agreement"]["largest_difference"] < 0.1
+    assert about["asked"]["precision"] == "int8"
+    other = shell("predict", "run", "photos", "--out", "answers.jsonl")
+    assert (other.code, "answers another question" in other.talk) == (1, True)
+    again = shell("predict", "run", "photos", "--out", "answers.jsonl", "--precision", "int8")
+    assert (again.code, "done already" in again.talk, "beside fp32" in again.talk) == (0, True, False)
+
+
+def test_in_fp32_nothing_is_measured_and_older_files_of_answers_stay_valid(shell: Shell) -> None:
+    said = shell("predict", "run", "photos", "--out", "answers.jsonl", "--precision", "fp32")
+    assert "beside fp32" not in said.talk
+    about = json.loads(Path("answers.jsonl.json").read_text())
+    assert about["asked"].keys() == {"model", "images", "top", "features", "part"}
+    assert "agreement" not in about
+    assert about["engine"]
+
+
+def test_merged_tokens_say_how_far_they_agree(shell: Shell) -> None:
+    said = shell("predict", "run", "photos/cat", "--merge", 1, "--json")
+    assert said.code == 0
+    assert len(lines(said.out)) == 6
+    assert "fp32, 1 token merged a layer beside fp32 as written: same top-1 class for " in said.talk
+    assert "engine: torch, prepacked, 1 token merged a layer; " in said.talk
+
+
+def test_agreement_is_measured_on_calibration_images_where_given(shell: Shell, tmp_path: Path) -> None:
+    (tmp_path / "photos/dog/00.png").write_bytes(b"no picture")
+    said = shell("predict", "run", "photos/cat/00.png", "--precision", "bf16", "--calibration", "photos/dog")
+    assert said.code == 0
+    assert " of 5 images, logits" in said.talk  # six, and one is bad
+
+
+def test_where_no_image_can_be_read_agreement_is_not_known(shell: Shell, tmp_path: Path) -> None:
+    (tmp_path / "photos/dog/00.png").write_bytes(b"no picture")
+    said = shell("predict", "run", "photos/dog/00.png", "--precision", "int8")
+    assert (said.code, "agreement with fp32 is not known" in said.talk) == (1, True)
+
+
+def test_the_first_start_says_that_it_builds(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(choose, "needs_building", lambda *_, **__: True)
+    said = shell("predict", "run", "photos/cat/00.png")
+    assert said.code == 0
+    assert said.talk.count("building the fast engine for this machine, once …\n") == 1
+    assert re.search(r"^built in \d+ s$", said.talk, re.MULTILINE) or "it could not be built" in said.talk
+    assert shell("predict", "run", "photos/cat/00.png").out == said.out
+
+
+def test_without_a_compiler_the_answers_are_the_same(
+    shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usual = lines(shell("predict", "run", "photos", "--json").out)
+    monkeypatch.setenv("CXX", "/no/such/compiler")
+    monkeypatch.setenv("VITKIT_CACHE", str(tmp_path / "cache"))
+    choose.build_failure.cache_clear()
+    try:
+        said = shell("predict", "run", "photos", "--json")
+    finally:
+        choose.build_failure.cache_clear()
+    assert said.code == 0
+    assert said.talk.count("the native engine could not be made: no C++ compiler") == 1
+    assert "building" not in said.talk
+    for one, other in zip(lines(said.out), usual, strict=True):
+        assert one["predictions"][0]["label"] == other["predictions"][0]["label"]
+        # fp32 promises logits within 1e-4, which is less of a probability.
+        assert one["predictions"][0]["probability"] == pytest.approx(other["predictions"][0]["probability"], abs=1e-4)
+
+
+def test_a_model_whose_tokens_cannot_be_merged_is_refused(shell: Shell) -> None:
+    model = vitkit.create("Ti/16", image_size=32, classes=2, settings=["depth=1", "positions.kind=rotary"])
+    vitkit.save(model, "rotary", labels=["cat", "dog"])
+    said = shell("predict", "rotary", "photos", "--merge", 2)
+    assert (said.code, len(said.errors), len(said.hints)) == (1, 1, 1)
+    assert "tokens can be merged only where all positions are added at the stem" in said.errors[0]
 
 
 MISTAKES = [

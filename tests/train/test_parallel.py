@@ -15,6 +15,7 @@ from vitkit.checkpoints.native import read_tensors
 from vitkit.core import runlog
 from vitkit.core.config import to_toml
 from vitkit.core.errors import ConfigError
+from vitkit.engine.devices import choose_device
 from vitkit.train.config import (
     DataConfig,
     KeepConfig,
@@ -24,7 +25,7 @@ from vitkit.train.config import (
     RunConfig,
     ScheduleConfig,
 )
-from vitkit.train.parallel import choose_device, joined
+from vitkit.train.parallel import joined
 from vitkit.train.run import run
 
 ALONE = RunConfig(

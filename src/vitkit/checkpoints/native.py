@@ -28,7 +28,7 @@ from vitkit.checkpoints.mapping import SAME, Rule, read, write
 from vitkit.checkpoints.reference import answers
 from vitkit.core.config import from_mapping, to_mapping
 from vitkit.core.errors import WeightsError
-from vitkit.core.files import sha256, write_text
+from vitkit.core.files import as_text, sha256, write_text
 from vitkit.core.shapes import Tensor
 from vitkit.data.transforms import Preprocessing
 from vitkit.model.config import ViTConfig
@@ -237,7 +237,7 @@ def read_labels(path: Path, *, classes: int) -> tuple[str, ...]:
     if not isinstance(labels, list) or not all(isinstance(label, str) for label in labels) or len(labels) != classes:
         got = f"{len(labels):,}" if isinstance(labels, list) else type(labels).__name__
         raise WeightsError(f"{path}: not the names of the model's classes", expected=f"{classes:,} names", got=got)
-    return tuple(labels)
+    return tuple(map(as_text, labels))
 
 
 def stored_reference(folder: Path | str) -> list[float] | None:

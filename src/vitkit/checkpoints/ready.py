@@ -9,6 +9,7 @@ import torch
 from vitkit.checkpoints import foreign, native
 from vitkit.checkpoints.native import Artefact
 from vitkit.core.errors import ConfigError, WeightsError
+from vitkit.core.files import as_text
 from vitkit.core.shapes import Float, Tensor
 from vitkit.data.given import Given, picture_given
 from vitkit.data.transforms import Preprocessing
@@ -79,7 +80,7 @@ def ready(artefact: Artefact) -> Loaded:
     except RuntimeError as error:  # an artefact whose configuration is that of another model
         first = next((line.strip() for line in str(error).splitlines()[1:]), str(error))
         raise WeightsError(f"{artefact.name}: the weights are of another model: {first[:300]}") from error
-    made.name, made.labels = artefact.name, artefact.labels
+    made.name, made.labels = artefact.name, tuple(map(as_text, artefact.labels))
     made.preprocess = Preprocess(artefact.preprocessing)
     return made.eval()
 

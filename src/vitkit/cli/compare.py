@@ -130,8 +130,8 @@ def judge_all(
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     from vitkit.core.errors import DataError
+    from vitkit.engine.devices import choose_device
     from vitkit.evaluate.judging import judge_artefact, known_classes
-    from vitkit.train.parallel import choose_device
 
     words, source, warnings = common_images(entrants, data, split=split, kind=kind)
     for entrant in entrants:  # before time is spent on looking at images
@@ -311,8 +311,8 @@ def with_speeds(
 
     from rich.progress import Progress
 
+    from vitkit.engine.devices import choose_device
     from vitkit.evaluate.comparison import ROUNDS, measured_speeds
-    from vitkit.train.parallel import choose_device
 
     talk = talk_console()
     with Progress(console=talk, transient=True, disable=not talk.is_terminal) as progress:

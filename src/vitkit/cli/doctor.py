@@ -98,6 +98,7 @@ class Report:
     torchvision: Library
     extras: dict[str, Extra]
     advice: dict[str, str]
+    native_engine: str | None = None
 
 
 @click.command()
@@ -121,9 +122,10 @@ def examine() -> Report:
     always = ["vitkit", "torch", *(name for name, extra in requirements if extra is None)]
     versions = {"python": platform.python_version(), **{name: package_version(name) for name in always}}
     cpu, memory = read_cpu(), read_memory()
-    torch, torch_error = None, None
+    torch, torch_error, native = None, None, None
     try:
         torch = read_torch(cpu, memory)
+        native = read_native()
     except Exception as error:  # a doctor that dies of the illness is of no use
         torch_error = f"{type(error).__name__}: {error}"
     return Report(
@@ -138,7 +140,15 @@ def examine() -> Report:
         torchvision=try_import("torchvision"),
         extras=read_extras(requirements),
         advice=advise(versions, cpu, torch),
+        native_engine=native,
     )
+
+
+def read_native() -> str:
+    """Whether the native engine, which predicts fastest, is built or can be."""
+    from vitkit.engine.choose import describe_native
+
+    return describe_native()
 
 
 def package_version(name: str) -> str | None:
@@ -382,6 +392,7 @@ def _describe_torch(report: Report) -> list[tuple[str, str]]:
         ("threads", f"{torch.threads} within an operation, {torch.interop_threads} between operations"),
         ("environment", " ".join(variables) or f"no {' or '.join(report.environment)}"),
         ("CPU kernels", torch.cpu_capability),
+        ("fast engine", report.native_engine or "not known"),
         ("bf16 on CPU", f"{native}: a matrix product takes {torch.bf16_slowdown:.1f}× the time of fp32"),
         *rows,
     ]

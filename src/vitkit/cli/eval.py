@@ -1,6 +1,6 @@
 """`vitkit eval`: a trained model and labelled images go in, how good it is comes out."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -8,14 +8,18 @@ import click
 
 from vitkit.cli.checking import sound_images
 from vitkit.cli.describing import counted
+from vitkit.cli.engines import EngineChoice, asked, build_if_needed, engine_options, tell
 from vitkit.cli.output import print_json, print_sections, safe_text, talk_console
 
 if TYPE_CHECKING:
+    import torch
     from rich.console import Console
 
+    from vitkit.engine.engine import Engine
     from vitkit.evaluate.judgement import Judgement
     from vitkit.evaluate.protocols import Prepared
     from vitkit.evaluate.real import RealAccuracy
+    from vitkit.zoo.lookup import Model
 
 
 @click.command("eval")
@@ -33,6 +37,7 @@ if TYPE_CHECKING:
 @click.option("--workers", type=click.IntRange(min=0), default=2, show_default=True, help="Processes that read images.")
 @click.option("--batch-size", type=click.IntRange(min=1), default=64, show_default=True, help="Images at a time.")
 @click.option("--device", default="auto", show_default=True, help="cpu, cuda, mps, or auto.")
+@engine_options
 @click.option("--json", "as_json", is_flag=True, help="Print the numbers as JSON.")
 def command(
     run: Path,
@@ -50,10 +55,12 @@ def command(
 
     On the data set that it learned from, it is judged by the images that were held out. A model of ImageNet's classes
     is judged on ImageNet-V2, -A, -R, -Sketch and ObjectNet by a label map, and on ImageNet by ReaL's labels too.
+    It is judged as written. With --precision or --merge it is judged so as well, and the difference is said.
 
     \b
     vitkit eval runs/photos photos/
     vitkit eval runs/photos holidays/ --json
+    vitkit eval runs/photos photos/ --precision int8
     vitkit eval ViT-B_16.npz imagenet --real real.json
     vitkit eval ViT-B_16.npz imagenet-a --label-map imagenet-a
     """
@@ -61,17 +68,16 @@ def command(
 
     from vitkit.checkpoints.foreign import load
     from vitkit.data.sources.detect import open_data
+    from vitkit.engine.devices import choose_device
     from vitkit.evaluate.judging import choose_split, known_classes
     from vitkit.evaluate.protocols import Protocol, judge_by, prepare
     from vitkit.train.folder import RunFolder
     from vitkit.train.images import as_divided_for
-    from vitkit.train.parallel import choose_device
 
     artefact, place = load(run), choose_device(device)
     found = as_divided_for(RunFolder(run), open_data(data, kind=kind))
     name, source = choose_split(found, split)
-    asked = Protocol(label_map=label_map, real=real)
-    prepared = prepare(asked, source, labels=artefact.labels, place=data)
+    prepared = prepare(Protocol(label_map=label_map, real=real), source, labels=artefact.labels, place=data)
     if prepared.label_map is None:
         known_classes(artefact, source)  # before time is spent on looking at images
     talk = talk_console()
@@ -79,30 +85,83 @@ def command(
         talk.print("warning: these are images to learn from; the model may have seen them", style="yellow")
     talk.print(safe_text(f"{found.kind}: {len(source):,} images of split {name}"), soft_wrap=True)
     tell_map(prepared, talk)
+    choice = asked()
+    engine = asked_engine(artefact.model(), choice, device=place) if choice.changes_answers else None
     with Progress(console=talk, transient=True, disable=not talk.is_terminal) as progress:
         sound, bad = sound_images(
             prepared.source, place=data, channels=artefact.preprocessing.channels, workers=workers, progress=progress
         )
-        task = progress.add_task("judging", total=len(sound))
-        judged = judge_by(
-            artefact,
-            replace(prepared, source=sound),
-            workers=workers,
-            batch_size=batch_size,
-            device=place,
-            progress=lambda images: progress.advance(task, images),
-        )
+        ways = [None] if engine is None else [None, engine]
+        task = progress.add_task("judging", total=len(sound) * len(ways))
+        judged, *other = [
+            judge_by(
+                artefact,
+                replace(prepared, source=sound),
+                workers=workers,
+                batch_size=batch_size,
+                device=place,
+                engine=way,
+                progress=lambda images: progress.advance(task, images),
+            )
+            for way in ways
+        ]
+    cost = Cost(written=judged.judgement, choice=choice, engine=engine.name) if engine is not None else None
+    judged = other[0] if other else judged
     if as_json:
         files = [{"file": file.name, "reason": file.reason} for file in bad]
         mapped: dict[str, object] = {}
         if prepared.label_map is not None:
             mapped = {"label_map": prepared.label_map.to_json(), "images_left_out": prepared.left_out}
         reassessed = {} if judged.real is None else {"real": judged.real.to_json()}
-        print_json(judged.judgement.to_json() | {"split": name, "bad": files} | mapped | reassessed)
+        dearer = {} if cost is None else cost.to_json(judged.judgement)
+        print_json(judged.judgement.to_json() | {"split": name, "bad": files} | mapped | reassessed | dearer)
         return
     print_judgement(judged.judgement, split=name)
     if judged.real is not None:
         print_real(judged.real)
+    if cost is not None:
+        print_cost(cost, judged.judgement)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cost:
+    """The judgement of the model as written, beside which another engine's stands."""
+
+    written: "Judgement"
+    choice: EngineChoice
+    engine: str
+
+    def to_json(self, judgement: "Judgement") -> dict[str, object]:
+        """Keys to add: what ran, what fp32 as written reached, and by how much this differs from it."""
+        before = {
+            "top1": self.written.top1,
+            "top5": self.written.top5,
+            "ece": self.written.ece,
+            "nll": self.written.nll,
+        }
+        apart = {"top1": judgement.top1 - self.written.top1, "top5": judgement.top5 - self.written.top5}
+        ran = {"precision": self.choice.precision, "merge": self.choice.merge, "engine": self.engine}
+        return ran | {"fp32": before, "difference": apart}
+
+
+def asked_engine(model: "Model", choice: EngineChoice, *, device: "torch.device") -> "Engine":
+    """The engine that the model is judged by beside itself; why it is no faster one is said."""
+    from vitkit.engine.choose import chosen
+
+    build_if_needed(model, choice, device=device)
+    engine, remark = chosen(model, precision=choice.precision, device=device, merge=choice.merge)
+    tell(f"engine: {engine.name}" + (f"; {remark}" if remark else ""))
+    return engine
+
+
+def print_cost(cost: Cost, judgement: "Judgement") -> None:
+    """Print the accuracy of the model as written, and what the chosen engine costs of it."""
+    rows = [
+        ("top-1", f"{cost.written.top1:.2%} ({100 * (judgement.top1 - cost.written.top1):+.2f} points by this engine)"),
+        ("top-5", f"{cost.written.top5:.2%} ({100 * (judgement.top5 - cost.written.top5):+.2f} points)"),
+    ]
+    click.echo()
+    print_sections({"The same images in fp32, as written": rows})
 
 
 def tell_map(prepared: "Prepared", talk: "Console") -> None:

@@ -1,17 +1,26 @@
-"""`vitkit export`: a trained model goes in, a file or folder that another library loads comes out, read back."""
+"""`vitkit export`: a trained model goes in, a program or weights for other libraries come out, with their proof."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from vitkit.cli.converting import changed, done_otherwise, read_back, write
-from vitkit.cli.describing import OUR_TITLE, find_format, load
+from vitkit.cli.describing import OUR_TITLE, OURS, find_format, load
 from vitkit.cli.machine import give_back_freed_memory
 from vitkit.cli.output import print_json, print_sections, safe_text, talk_console
-from vitkit.cli.weights import check_place, put
+from vitkit.cli.weights import check_place
 
+if TYPE_CHECKING:
+    from vitkit.checkpoints.formats.format import Format
+    from vitkit.checkpoints.native import Artefact
+    from vitkit.export.images import ProofImages
+
+PROGRAMS = ("onnx", "torch", "openvino")
+"""What needs no vitkit and no model's code to run."""
 LOADERS = {
     "huggingface": 'transformers.AutoModelForImageClassification.from_pretrained("{out}")',
     "huggingface-deit": 'transformers.DeiTForImageClassificationWithTeacher.from_pretrained("{out}")',
@@ -24,7 +33,7 @@ OWN = 'vitkit.load("{out}")'
 
 @dataclass(frozen=True, kw_only=True)
 class Exported:
-    """What was written, what it cannot say, and how it is known to be right; in words."""
+    """What was written, what it cannot say, and how it is known to be right; in words, and the proof in numbers."""
 
     format: str
     title: str
@@ -32,37 +41,58 @@ class Exported:
     classes: int
     files: tuple[str, ...]
     loader: str
-    proof: str
+    checked: str
+    proof: Mapping[str, object]
     changes: tuple[str, ...] = ()
     lost: tuple[str, ...] = ()
     differs: tuple[str, ...] = ()
+    already: bool = False
+    """Whether it was there before, and nothing was done."""
 
 
 @click.command("export")
 @click.argument("run", type=click.Path(path_type=Path))
 @click.argument("out", type=click.Path(path_type=Path))
 @click.argument("settings", nargs=-1, metavar="[SECTION.KEY=VALUE]...")
-@click.option("--to", default="huggingface", show_default=True, help="The format: huggingface, timm, google, …")
+@click.option(
+    "--to",
+    default="huggingface",
+    show_default=True,
+    help="Programs: onnx, torch, openvino. Weights: huggingface, timm, google, torchvision, …",
+)
+@click.option("--images", metavar="PLACE", help="Images to prove it on; else some that come with vitkit.")
 @click.option("--force", is_flag=True, help="Write over what is at OUT.")
 @click.option("--json", "as_json", is_flag=True, help="Print what was written as JSON.")
-def command(run: Path, out: Path, settings: tuple[str, ...], to: str, force: bool, as_json: bool) -> None:
-    """Write the model in RUN for another library into OUT, with its labels and preprocessing where the format has them.
+def command(
+    run: Path, out: Path, settings: tuple[str, ...], to: str, images: str | None, force: bool, as_json: bool
+) -> None:
+    """Write the model in RUN for elsewhere into OUT: a program that runs by itself, or weights of another library.
 
-    RUN is the folder of a run, or weights of any format. For Hugging Face and timm, OUT is a new folder; for the
-    others a new file. It is read back before the command ends. Settings change what the model computes, and with it its
-    answers, where a format could not hold it otherwise.
+    RUN is the folder of a run, or weights of any format. OUT is a new folder, or for some weights a new file. Labels
+    and preprocessing go along where the format has them, and a program has an example.py that needs no vitkit.
+
+    Before OUT gets its name, what was written is run by what it is for, on images, beside the model itself. Where the
+    first class is not the same for all of them, or logits differ by more than 1e-4, nothing is left, and the exit code
+    is 1. Settings change what the model computes, and with it its answers, where a format could not hold it otherwise.
 
     \b
+    vitkit export runs/photos photos-onnx --to onnx --images photos/
     vitkit export runs/photos photos-hf --to huggingface
     vitkit export runs/photos photos.npz --to google
     vitkit export runs/photos photos.pth --to torchvision block.activation=gelu_erf
     """
-    made = as_weights(run, out, to=to, settings=settings, force=force)
+    check_name(to)
+    give_back_freed_memory()
+    asked = Asked(run=run, out=out, to=to, settings=settings, images=images, force=force)
+    made = as_program(asked) if to in PROGRAMS else as_weights(asked)
+    if made.already:
+        say(f"done already: {out}")
     if as_json:
         about = {"format": made.format, "out": str(out), "model": made.model, "classes": made.classes}
         parts = {"changes": made.changes, "lost": made.lost, "differs": made.differs}
         lists = {key: list(words) for key, words in parts.items()}
-        print_json(about | {"files": list(made.files)} | lists | {"proof": made.proof, "load": made.loader})
+        ends = {"checked": made.checked, "proof": made.proof, "load": made.loader, "already": made.already}
+        print_json(about | {"files": list(made.files)} | lists | ends)
         return
     rows = [
         ("to", made.title),
@@ -71,36 +101,212 @@ def command(run: Path, out: Path, settings: tuple[str, ...], to: str, force: boo
         *(("changed", change) for change in made.changes),
         *(("lost", loss) for loss in made.lost),
         *(("differs", difference) for difference in made.differs),
-        ("checked", made.proof),
+        ("checked", made.checked),
+        *([("images", str(made.proof["images_from"]))] if "images_from" in made.proof else []),
     ]
-    print_sections({f"Written: {out}": rows})
+    print_sections({f"{'Done already' if made.already else 'Written'}: {out}": rows})
     click.echo(safe_text(made.loader))
 
 
-def as_weights(run: Path, out: Path, *, to: str, settings: Sequence[str], force: bool) -> Exported:
-    """Write a model as weights of some library; what proves it is that they come back number for number."""
-    give_back_freed_memory()
-    wanted = find_format(to)
-    as_folder = wanted is None or wanted.writes == "safetensors"
-    check_place(out, file=run, format_name=None, force=force, as_folder=as_folder)
-    found, artefact = load(run, format=None)
-    talk_console().print(safe_text(f"read {found.place}: {found.title}, {found.name}"), soft_wrap=True, style="dim")
-    config, changes = changed(artefact, settings, place=run)
-    artefact = replace(artefact, config=config)
-    put(out, lambda place: write(wanted, place, artefact), as_folder=as_folder)
-    again = read_back(wanted, out, artefact)
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """What the user typed."""
+
+    run: Path
+    out: Path
+    to: str
+    settings: Sequence[str] = ()
+    images: str | None = None
+    force: bool = False
+
+    def artefact(self) -> "tuple[Artefact, list[str]]":
+        """The model with the user's settings, and in words what they change."""
+        found, artefact = load(self.run, format=None)
+        say(f"read {found.place}: {found.title}, {found.name}")
+        config, changes = changed(artefact, self.settings, place=self.run)
+        return replace(artefact, config=config), changes
+
+    @contextmanager
+    def proof_images(self, artefact: "Artefact") -> "Iterator[ProofImages | None]":
+        """The images that were named, with a bar while they are run."""
+        if self.images is None:
+            yield None
+            return
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+        from vitkit.export.images import ProofImages
+        from vitkit.predict.places import images_at
+
+        source, talk = images_at([self.images]), talk_console()
+        columns = (TextColumn("proving"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+        with Progress(*columns, console=talk, transient=True, disable=not talk.is_terminal) as progress:
+            task = progress.add_task("")
+
+            def watch(done: int) -> None:
+                progress.update(task, completed=done)
+
+            how = artefact.preprocessing
+            images = ProofImages(source, preprocessing=how, described=self.images, watch=watch)
+            progress.update(task, total=len(images))
+            yield images
+
+    def check_place(self, *, as_folder: bool) -> None:
+        """Refuse what cannot be read or written, before time is spent."""
+        check_place(self.out, file=self.run, format_name=None, force=self.force, as_folder=as_folder)
+
+    @property
+    def is_there(self) -> bool:
+        """Whether something is at OUT that an earlier command may have written."""
+        return not self.force and (self.out.is_file() or (self.out.is_dir() and any(self.out.iterdir())))
+
+
+# Programs
+
+
+def as_program(asked: Asked) -> Exported:
+    """Write a model as a program for a runtime, or find it there; what proves it is that the runtime runs it."""
+    from vitkit.export.exporting import Wish, export, fingerprint
+    from vitkit.export.runtime import check_installed
+    from vitkit.export.runtimes import RUNTIMES
+
+    runtime = RUNTIMES[asked.to]
+    check_installed(runtime.title, needs=runtime.needs, extra=runtime.extra)
+    if not asked.is_there:
+        asked.check_place(as_folder=True)
+    artefact, changes = asked.artefact()
+    wish = Wish(to=asked.to, fingerprint=fingerprint(artefact), images=asked.images)
+    proof = wish.is_met(asked.out) if asked.is_there else None
+    already = proof is not None
+    if proof is None:
+        asked.check_place(as_folder=True)
+        with asked.proof_images(artefact) as images:
+            proof = export(artefact, asked.out, runtime=runtime, wish=wish, images=images, say=say)
     return Exported(
-        format=to,
+        format=asked.to,
+        title=runtime.title,
+        model=artefact.name,
+        classes=artefact.config.classes,
+        files=files_at(asked.out),
+        loader=runtime.loader.format(out=asked.out),
+        checked=str(proof["words"]),
+        proof=proof,
+        changes=tuple(changes),
+        already=already,
+    )
+
+
+# Weights
+
+
+def as_weights(asked: Asked) -> Exported:
+    """Write a model as weights of some library, or find them there.
+
+    What proves them is that they come back number for number, and that those who read them answer the same.
+    """
+    wanted = find_format(asked.to)
+    as_folder = wanted is None or wanted.writes == "safetensors"
+    if not asked.is_there:
+        asked.check_place(as_folder=as_folder)
+    artefact, changes = asked.artefact()
+    made = Exported(
+        format=asked.to,
         title=wanted.title if wanted else OUR_TITLE,
         model=artefact.name,
-        classes=config.classes,
-        files=tuple(sorted(path.name for path in out.iterdir()) if out.is_dir() else [out.name]),
-        loader=loader(to, classes=config.classes).format(out=out),
-        proof=f"read back: {again.tensors:,} tensors, number for number the same",
+        classes=artefact.config.classes,
+        files=(),
+        loader=loader(asked.to, classes=artefact.config.classes).format(out=asked.out),
+        checked="",
+        proof={},
         changes=tuple(changes),
-        lost=again.lost,
-        differs=(*done_otherwise(wanted, artefact), *again.settings),
     )
+    if asked.is_there and (found := there_already(asked, wanted, artefact, made)):
+        return found
+    asked.check_place(as_folder=as_folder)
+    return write_weights(asked, wanted, artefact, made)
+
+
+def write_weights(asked: Asked, wanted: "Format | None", artefact: "Artefact", made: Exported) -> Exported:
+    """Write and prove them aside, and give them their name."""
+    from vitkit.checkpoints.native import write_json
+    from vitkit.export.exporting import Wish, fingerprint
+    from vitkit.export.placing import PROOF, put_file, put_folder, write_sums
+    from vitkit.export.weights import proved_weights
+
+    found: list[Exported] = []
+
+    def fill(place: Path, images: "ProofImages | None") -> None:
+        write(wanted, place, artefact)
+        again = read_back(wanted, place, artefact)
+        say("reading it back, and asking the library that it is for, where that is installed")
+        proof = proved_weights(asked.to, place, artefact, title=made.title, images=images)
+        numbers = f"{again.tensors:,} tensors, number for number the same"
+        differs = (*done_otherwise(wanted, artefact), *again.settings)
+        proof = {**proof, "tensors": again.tensors}
+        checked = f"read back: {numbers}; {proof['words']}"
+        found.append(replace(made, checked=checked, proof=proof, lost=again.lost, differs=differs))
+        if place.is_dir():
+            wish = Wish(to=asked.to, fingerprint=fingerprint(artefact), images=asked.images)
+            said = {"checked": checked, "lost": list(again.lost), "differs": list(differs)}
+            write_json(place / PROOF, {**proof, **said, "asked": wish.to_json()})
+            write_sums(place)
+
+    as_folder = wanted is None or wanted.writes == "safetensors"
+    with asked.proof_images(artefact) as images:
+        (put_folder if as_folder else put_file)(asked.out, lambda place: fill(place, images))
+    return replace(found[0], files=files_at(asked.out))
+
+
+def there_already(asked: Asked, wanted: "Format | None", artefact: "Artefact", made: Exported) -> Exported | None:
+    """What is at OUT, if it is what would be written: by its proof, or as one file by what is in it."""
+    from vitkit.core.errors import VitkitError
+    from vitkit.export.exporting import Wish, fingerprint
+
+    if asked.out.is_dir():
+        wish = Wish(to=asked.to, fingerprint=fingerprint(artefact), images=asked.images)
+        proof = wish.is_met(asked.out)
+        if proof is None:
+            return None
+        lost, differs = (
+            tuple(map(str, value)) if isinstance(value := proof.get(key), list) else () for key in ("lost", "differs")
+        )
+        checked = str(proof.get("checked"))
+        return replace(
+            made, checked=checked, proof=proof, lost=lost, differs=differs, files=files_at(asked.out), already=True
+        )
+    try:
+        again = read_back(wanted, asked.out, artefact)
+    except VitkitError:
+        return None
+    checked = f"read back: {again.tensors:,} tensors, number for number the same"
+    differs = (*done_otherwise(wanted, artefact), *again.settings)
+    proof = {"words": checked, "tensors": again.tensors}
+    return replace(
+        made, checked=checked, proof=proof, lost=again.lost, differs=differs, files=files_at(asked.out), already=True
+    )
+
+
+# Words
+
+
+def check_name(to: str) -> None:
+    """Refuse a format that does not exist, with the nearest that does."""
+    from vitkit.checkpoints.foreign import FORMATS
+    from vitkit.core.errors import UnknownNameError, did_you_mean
+
+    names = [*PROGRAMS, OURS, *(known.name for known in FORMATS)]
+    if to not in names:
+        hint = did_you_mean(to, names) or f"known formats: {', '.join(names)}"
+        raise UnknownNameError(f"nothing can be exported to {to}", hint=hint)
+
+
+def files_at(out: Path) -> tuple[str, ...]:
+    """The names of what is there."""
+    return tuple(sorted(path.name for path in out.iterdir()) if out.is_dir() else [out.name])
+
+
+def say(text: str) -> None:
+    """Tell what is being done."""
+    talk_console().print(safe_text(text), soft_wrap=True, style="dim")
 
 
 def loader(to: str, *, classes: int) -> str:

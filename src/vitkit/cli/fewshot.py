@@ -72,9 +72,9 @@ def command(
 
     from vitkit.checkpoints.foreign import load
     from vitkit.data.sources.detect import open_data
+    from vitkit.engine.devices import choose_device
     from vitkit.evaluate.fewshot import few_shot
     from vitkit.evaluate.probing import as_released, labelled_features, learn_and_judge
-    from vitkit.train.parallel import choose_device
 
     artefact, place = load(model), choose_device(device)
     if save is not None:

@@ -44,6 +44,8 @@ COMMANDS = {
     "cost": Entry("Models", "vitkit.cli.cost:command", "What a model costs to run and to train."),
     "weights": Entry("Models", "vitkit.cli.weights:command", "Look at weights of any origin; convert and adapt them."),
     "export": Entry("Models", "vitkit.cli.export:command", "Write a trained model for another library."),
+    "serve": Entry("Models", "vitkit.cli.serve:command", "Answer for images over HTTP, with a page for people."),
+    "bench": Entry("This machine", "vitkit.cli.bench:command", "How fast this machine runs a model, and how exactly."),
     "doctor": Entry("This machine", "vitkit.cli.doctor:command", "What this machine has, lacks and is best at."),
 }
 

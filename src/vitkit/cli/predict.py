@@ -1,7 +1,7 @@
 """`vitkit predict`: a model and images go in, what it says of each comes out, on the screen or in a file."""
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -9,6 +9,15 @@ from typing import TYPE_CHECKING
 import click
 
 from vitkit.cli.checking import warn_of
+from vitkit.cli.engines import (
+    EngineChoice,
+    asked,
+    calibration_option,
+    engine_options,
+    ready_predictor,
+    tell,
+    tell_agreement,
+)
 from vitkit.cli.output import print_json, safe_text, talk_console
 
 if TYPE_CHECKING:
@@ -31,6 +40,8 @@ WORKERS = 2
     "--workers", type=click.IntRange(min=0), default=WORKERS, show_default=True, help="Processes that decode."
 )
 @click.option("--device", default="auto", show_default=True, help="cpu, cuda, mps, or auto.")
+@engine_options
+@calibration_option
 @click.option("--json", "as_json", is_flag=True, help="Print a line of JSON for each image.")
 def command(
     model: str,
@@ -47,35 +58,64 @@ def command(
 
     Images are prepared as when the model was judged. One that cannot be read is named, and the others are answered.
     With --out any number of images will do: an interrupted command goes on where it was, and under torchrun each
-    process writes a part of its own.
+    process writes a part of its own. In any precision but fp32, and with merged tokens, how far the answers agree with
+    fp32 is measured on your images first and said.
 
     \b
     vitkit predict runs/photos cat.jpg dog.jpg
     vitkit predict runs/photos new-photos --out answers.csv
+    vitkit predict runs/photos new-photos --out answers.csv --precision int8
     """
     from vitkit.core.errors import ConfigError
+    from vitkit.engine.devices import choose_device
     from vitkit.predict.places import images_at
-    from vitkit.predict.predictor import Predictor
     from vitkit.predict.stream import Question
     from vitkit.predict.tables import AnswerFile
-    from vitkit.train.parallel import choose_device
 
     if features and out is None and not as_json:
         raise ConfigError("features are too many to print", hint="add --out FILE.parquet, or --json")
     rank, ranks = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     if ranks > 1 and out is None:
         raise ConfigError("several processes need a file to write to", hint="add --out FILE.csv")
-    source, question = images_at(images), Question(top=top, features=features)
+    source, question, choice, file = images_at(images), Question(top=top, features=features), asked(), None
     place = choose_device(device, local_rank=int(os.environ.get("LOCAL_RANK", "0")))
-    predictor = Predictor(model, device=place, batch_size=batch_size)
+    if out is not None:
+        identity = {"model": model, "images": list(images), "top": top, "features": features, "part": [rank, ranks]}
+        file = AnswerFile(part_of(out, rank=rank, ranks=ranks), identity | choice.identity())
+        if file.is_done():  # which takes no model and no engine to say
+            tell(f"done already: {file.path}")
+            return
+    predictor = ready_predictor(model, choice, device=place, batch_size=batch_size)
     if not features:
         predictor.check_classes()
-    if out is None:
+    about = measured(predictor, source, choice)
+    if file is None:
         show(predictor, source, question, workers=workers, as_json=as_json)
         return
-    asked = {"model": model, "images": list(images), "top": top, "features": features, "part": [rank, ranks]}
-    file = AnswerFile(part_of(out, rank=rank, ranks=ranks), asked)
-    write(predictor, shared_out(source, rank=rank, ranks=ranks), question, file, workers=workers, as_json=as_json)
+    part = shared_out(source, rank=rank, ranks=ranks)
+    write(predictor, part, question, file, about, workers=workers, as_json=as_json)
+
+
+def measured(predictor: "Predictor", source: "Source", choice: EngineChoice) -> dict[str, object]:
+    """What is to be known of the engine; where it may answer otherwise than fp32, how often is found and said."""
+    about: dict[str, object] = {"precision": choice.precision, "merge": choice.merge, "engine": predictor.engine.name}
+    if not choice.changes_answers:
+        return about
+    from vitkit.engine.agreement import agreement
+    from vitkit.engine.written import written
+    from vitkit.predict.places import images_at
+    from vitkit.predict.stream import sample
+
+    images = images_at([choice.calibration]) if choice.calibration else source
+    with talk_console().status("measuring agreement with fp32 …"):
+        batches = list(sample(images, predictor.preprocessing))
+        reference = written(predictor.model, device=predictor.device)
+        found = agreement(predictor.engine, reference, batches) if batches else None
+    if found is None:
+        tell("agreement with fp32 is not known: no image could be read")
+        return about | {"agreement": None}
+    tell_agreement(found, choice)
+    return about | {"agreement": found.to_json()}
 
 
 def show(predictor: "Predictor", source: "Source", question: "Question", *, workers: int, as_json: bool) -> None:
@@ -99,6 +139,7 @@ def write(
     source: "Source",
     question: "Question",
     file: "AnswerFile",
+    about_engine: Mapping[str, object],
     *,
     workers: int,
     as_json: bool,
@@ -110,9 +151,6 @@ def write(
     from vitkit.predict.stream import answers
 
     talk = talk_console()
-    if file.is_done():
-        talk.print(safe_text(f"done already: {file.path}"), soft_wrap=True)
-        return
     done = file.done()
     if done:
         talk.print(f"going on after {done:,} of {len(source):,} images", soft_wrap=True)
@@ -125,7 +163,7 @@ def write(
     if stop:
         talk.print(safe_text("stopped; the same command goes on"), soft_wrap=True)
         click.get_current_context().exit(SAVED_AND_STOPPED)
-    about = file.finish(model=predictor.model.name)
+    about = file.finish(model=predictor.model.name, engine=about_engine)
     warn_of([BadFile(bad["file"], bad["reason"]) for bad in about["bad"]], talk)
     if as_json:
         print_json(about)

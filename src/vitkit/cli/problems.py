@@ -138,10 +138,10 @@ def looked_at(
     source: "Source", artefact: "Artefact | None", *, workers: int, device: str, progress: "Progress"
 ) -> "Looks":
     """Small pictures of the images, and their features if there is a model."""
+    from vitkit.engine.devices import choose_device
     from vitkit.evaluate.features import cache_folder, cached_features
     from vitkit.evaluate.problems import Looks
     from vitkit.evaluate.thumbnails import thumbnails
-    from vitkit.train.parallel import choose_device
 
     small = thumbnails(source, workers=workers, progress=task(progress, "looking", len(source)))
     if artefact is None:

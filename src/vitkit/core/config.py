@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from vitkit.core.errors import ConfigError, UnknownNameError, did_you_mean
+from vitkit.core.files import read_bytes
 
 __all__ = ["apply_overrides", "from_mapping", "load_toml", "to_mapping", "to_toml"]
 
@@ -32,6 +33,9 @@ _WORDS: dict[object, str] = {
     str: "text",
     types.NoneType: "none",
 }
+
+_MOST_BYTES = 1 << 16
+"""A config of ours has a few thousand. tomllib's time grows with the square of the dots in a key."""
 
 _LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 """Stands in a Python text for a byte that is not UTF-8; neither TOML nor JSON can hold it."""
@@ -336,12 +340,14 @@ def _load(
 def _parse(path: Path) -> dict[str, object]:
     """The data in a TOML file."""
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(read_bytes(path, most=_MOST_BYTES).decode())
     except FileNotFoundError as error:
         neighbours = [neighbour.name for neighbour in path.parent.glob("*.toml")]
         raise ConfigError(f"{path}: no such file", hint=did_you_mean(path.name, neighbours)) from error
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}") from error
+    except RecursionError as error:
+        raise ConfigError(f"{path}: not a TOML file: it is nested too deep") from error
     except ValueError as error:  # tomllib names the line, the UTF-8 decoder the byte
         raise ConfigError(f"{path}: not a TOML file: {error}") from error
 

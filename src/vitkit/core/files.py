@@ -1,9 +1,13 @@
-"""Bytes or a folder of files go in, and appear under their name whole or not at all: written aside, synced, renamed."""
+"""Bytes or a folder of files go in, and appear under their name whole or not at all: written aside, synced, renamed.
+
+What is read comes from anywhere, so a pipe is not waited for, and what has no end is not read to it.
+"""
 
 import errno
 import hashlib
 import os
 import shutil
+import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,8 +27,44 @@ def write_bytes(path: Path | str, content: bytes) -> None:
 
 
 def write_text(path: Path | str, content: str) -> None:
-    """Write a text in UTF-8 that is never seen half-written."""
-    write_bytes(path, content.encode())
+    """Write a text in UTF-8 that is never seen half-written; what UTF-8 cannot hold is in it as an escape."""
+    write_bytes(path, as_text(content).encode())
+
+
+def as_text(name: str) -> str:
+    r"""A name as a text that any file can hold: where a byte of it was no UTF-8, an escape stands instead.
+
+    >>> print(as_text("caf\udce9"))
+    caf\udce9
+    """
+    return name.encode("utf-8", "backslashreplace").decode()
+
+
+def read_bytes(path: Path | str, *, most: int) -> bytes:
+    """The content of a regular file; an OSError that says so where it is none, or is longer than this.
+
+    >>> read_bytes("/dev/zero", most=1000)
+    Traceback (most recent call last):
+    OSError: [Errno 22] not a file but a device: '/dev/zero'
+    """
+    flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+    with os.fdopen(os.open(path, flags), "rb") as file:
+        status = os.fstat(file.fileno())
+        if not stat.S_ISREG(status.st_mode):
+            raise OSError(errno.EINVAL, f"not a file but {kind_of_file(status.st_mode)}", str(path))
+        if status.st_size > most:
+            raise OSError(errno.EFBIG, f"too many bytes (expected at most {most:,}, got {status.st_size:,})", str(path))
+        return file.read(most)
+
+
+def kind_of_file(mode: int) -> str:
+    """What a path that is no file is, by its mode.
+
+    >>> kind_of_file(Path("/dev/zero").stat().st_mode)
+    'a device'
+    """
+    names = ((stat.S_ISDIR, "a folder"), (stat.S_ISFIFO, "a pipe"), (stat.S_ISSOCK, "a socket"))
+    return next((name for test, name in names if test(mode)), "a device")
 
 
 @contextmanager

@@ -19,6 +19,7 @@ from PIL import Image, UnidentifiedImageError
 
 from vitkit.core.errors import DataError
 from vitkit.data.source import Content, Picture
+from vitkit.data.structure import check_structure, is_plain_exif
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,6 +70,9 @@ _MAGIC = {
     b"MM\0*": "TIFF",
     b"RIFF": "WEBP",
 }
+
+_FULL_SCANS = 12
+"""Scans that an image of the most pixels may have; smaller ones may have more."""
 
 # Python's warning filters belong to the process: two threads that set them aside at once restore them wrongly.
 _filters = threading.Lock()
@@ -205,6 +209,7 @@ def _opened(content: bytes, gate: Gate) -> Iterator[Image.Image]:
     if not content:
         raise DataError("the file is empty")
     _check_most("bytes", len(content), gate.max_bytes)
+    check_structure(content, max_frames=gate.max_frames)
     if any(name not in Image.OPEN for name in gate.formats):
         Image.init()  # imports the plugins; a format's name alone opens nothing
     with _quiet():
@@ -213,7 +218,8 @@ def _opened(content: bytes, gate: Gate) -> Iterator[Image.Image]:
         width, height = image.size
         _check_sides(height, width, gate)
         if image.format in ("JPEG", "MPO"):
-            _check_most("scans", content.count(b"\xff\xda"), gate.max_scans)
+            most = min(gate.max_scans, max(1, _FULL_SCANS * gate.max_pixels // (height * width)))
+            _check_most("scans", content.count(b"\xff\xda"), most)
         with _quiet():
             frames = _frames(image, content, gate)
         _check_most("frames", frames, gate.max_frames)
@@ -279,6 +285,9 @@ def _orientation(image: Image.Image) -> int:
     if image.format == "TIFF":  # Pillow turns these by itself
         return 1
     try:
+        exif = image.info.get("exif")
+        if isinstance(exif, bytes) and not is_plain_exif(exif):
+            return 1
         # Of the base class: a PNG's own would decode the image to look for more behind it.
         orientation = Image.Image.getexif(image).get(0x0112, 1)
     except Exception:

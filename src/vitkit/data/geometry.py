@@ -24,6 +24,8 @@ RESAMPLING: dict[Filter, Image.Resampling] = {
     "area": Image.Resampling.BOX,
 }
 """Pillow's filters. Its box takes whole pixels only; `averaged` is the exact one."""
+_AT_ONCE = 1 << 20
+"""Pixels whose sums are held at once: each takes eight bytes for each channel."""
 _NEARLY_WHOLE = 1e-4
 """What rounding may take from a mean that is a whole number, before its fraction is cut off."""
 
@@ -104,8 +106,10 @@ def sampled(pixels: NDArray[np.uint8], size: tuple[int, int]) -> NDArray[np.floa
     >>> sampled(np.array([[[0, 10, 20, 30]]], dtype=np.uint8), (1, 2)).tolist()
     [[[5.0, 25.0]]]
     """
-    batch = torch.from_numpy(pixels.astype(np.float32))[None]
-    return interpolate(batch, size, mode="bilinear", align_corners=False)[0].numpy()
+    # One plane at a time: as floats, a large photo takes four times the memory.
+    one_by_one = (torch.from_numpy(plane.astype(np.float32))[None, None] for plane in pixels)
+    sized = [interpolate(plane, size, mode="bilinear", align_corners=False)[0, 0] for plane in one_by_one]
+    return torch.stack(sized).numpy()
 
 
 def averaged(picture: Picture, size: tuple[int, int]) -> Picture:
@@ -117,8 +121,12 @@ def averaged(picture: Picture, size: tuple[int, int]) -> Picture:
     [[[10], [50]]]
     """
     pixels = np.asarray(picture)
-    for axis, length in enumerate(size):
-        pixels = _means(pixels, length=length, axis=axis)
+    for axis in sorted(
+        (0, 1), key=lambda axis: size[axis] > pixels.shape[axis]
+    ):  # what shrinks comes before what grows
+        other, step = 1 - axis, max(1, _AT_ONCE // pixels.shape[axis])
+        parts = np.split(pixels, range(step, pixels.shape[other], step), axis=other)
+        pixels = np.concatenate([_means(part, length=size[axis], axis=axis) for part in parts], axis=other)
     whole = np.floor(pixels + _NEARLY_WHOLE).astype(np.uint8)
     return Image.fromarray(whole, picture.mode) if isinstance(picture, Image.Image) else whole
 

@@ -7,7 +7,8 @@ from numpy.typing import NDArray
 from PIL import Image, ImageOps
 
 from vitkit.core.errors import DataError
-from vitkit.data.decode import decode
+from vitkit.core.files import read_bytes
+from vitkit.data.decode import DEFAULT_GATE, decode
 from vitkit.data.source import Picture
 
 Given = str | Path | bytes | Image.Image | NDArray[np.uint8]
@@ -25,7 +26,7 @@ def picture_given(image: Given, *, channels: int = 3, fit: tuple[int, int] | Non
     if isinstance(image, bytes | np.ndarray):
         return decode(image, channels=channels, fit=fit)
     try:
-        return decode(Path(image).read_bytes(), channels=channels, fit=fit)
+        return decode(read_bytes(image, most=DEFAULT_GATE.max_bytes), channels=channels, fit=fit)
     except OSError as error:
         raise DataError(f"{image}: {error.strerror or error}", hint="name an image file") from error
     except DataError as error:

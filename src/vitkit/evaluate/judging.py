@@ -5,10 +5,13 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import nn
 
 from vitkit.checkpoints.native import Artefact
 from vitkit.core.errors import DataError
+from vitkit.core.shapes import Float, Tensor
 from vitkit.data.source import DataSet, Source
+from vitkit.engine.engine import Engine
 from vitkit.evaluate.accuracy import Answers, answers
 from vitkit.evaluate.judgement import Judgement, judge
 
@@ -75,11 +78,12 @@ def answers_of(
     workers: int = 0,
     batch_size: int = 64,
     device: torch.device,
+    engine: Engine | None = None,
     progress: Callable[[int], None] = lambda images: None,
 ) -> Answers:
-    """What a trained model says of every image of a source, prepared as it was trained on."""
+    """What a trained model, as written or by an engine, says of every image of a source, prepared as in training."""
     return answers(
-        artefact.model().to(device),
+        artefact.model().to(device) if engine is None else Logits(engine),
         source,
         preprocessing=artefact.preprocessing,
         batch_size=batch_size,
@@ -87,3 +91,15 @@ def answers_of(
         device=device,
         progress=progress,
     )
+
+
+class Logits(nn.Module):
+    """An engine where a module is expected."""
+
+    def __init__(self, engine: Engine) -> None:
+        super().__init__()
+        self.engine = engine
+
+    def forward(self, images: Float[Tensor, "B C H W"]) -> Float[Tensor, "B Y"]:
+        """The engine's logits."""
+        return self.engine.answer(images)[1]

@@ -12,6 +12,7 @@ from vitkit.core.errors import DataError, UnknownNameError, did_you_mean
 from vitkit.data.loader import CPU
 from vitkit.data.source import Source
 from vitkit.data.sources.base import some
+from vitkit.engine.engine import Engine
 from vitkit.evaluate.judgement import Judgement, judge
 from vitkit.evaluate.judging import answers_of, check_labelled, known_classes
 from vitkit.evaluate.label_maps import (
@@ -119,12 +120,15 @@ def judge_by(
     workers: int = 0,
     batch_size: int = 64,
     device: torch.device = CPU,
+    engine: Engine | None = None,
     progress: Callable[[int], None] = lambda images: None,
 ) -> Judged:
-    """Ask the model for every image once, and judge its answers."""
+    """Ask the model, as written or by an engine, for every image once, and judge its answers."""
     source, label_map = prepared.source, prepared.label_map
     numbers = known_classes(artefact, source) if label_map is None else np.arange(len(source.classes))
-    found = answers_of(artefact, source, workers=workers, batch_size=batch_size, device=device, progress=progress)
+    found = answers_of(
+        artefact, source, workers=workers, batch_size=batch_size, device=device, engine=engine, progress=progress
+    )
     if label_map is None:
         judgement = judge(found.logits, torch.from_numpy(numbers)[found.labels], classes=artefact.labels)
     else:

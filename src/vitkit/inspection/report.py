@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from vitkit.core.files import write_bytes
+from vitkit.core.files import as_text, write_bytes
 from vitkit.core.shapes import Float, Tensor
 from vitkit.evaluate.plots import escape
 from vitkit.evaluate.shell import asset, document
@@ -67,10 +67,10 @@ class Inspection:
     def _files(self) -> Iterator[tuple[str, bytes]]:
         for part in self.parts:
             for name, drawing in part.drawings.items():
-                yield f"{name}.svg", drawing.svg().encode()
+                yield f"{name}.svg", as_text(drawing.svg()).encode()
                 yield f"{name}.png", drawing.png()
-        yield "numbers.json", json.dumps(self.numbers(), indent=None, ensure_ascii=False).encode()
-        yield "report.html", self.page().encode()
+        yield "numbers.json", as_text(json.dumps(self.numbers(), indent=None, ensure_ascii=False)).encode()
+        yield "report.html", as_text(self.page()).encode()
 
     def _repr_html_(self) -> str:
         """How a notebook shows it: in a frame, since the page has a style of its own."""

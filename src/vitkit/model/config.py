@@ -117,6 +117,15 @@ def sizes_are_positive(config: ViTConfig) -> None:
             raise ConfigError(f"{name} must not be negative", expected="0 or more", got=count)
 
 
+def sizes_are_possible(config: ViTConfig) -> None:
+    """No model has such sizes, and to try one would take the machine's memory before it failed."""
+    height, width = pair(config.image_size)
+    sizes = {name: getattr(config, name) for name in ("width", "depth", "mlp_dim", "classes")}
+    for name, size in {**sizes, "image_size": max(height, width)}.items():
+        if size > MOST[name]:
+            raise ConfigError(f"{name} is larger than any model's", expected=f"at most {MOST[name]:,}", got=size)
+
+
 def patches_fill_the_image(config: ViTConfig) -> None:
     """The patch, times the backbone's stride, divides the image."""
     config.grid  # noqa: B018  the property raises
@@ -191,8 +200,11 @@ def patches_may_be_left_out(config: ViTConfig) -> None:
         )
 
 
+MOST = {"width": 10**6, "depth": 10_000, "mlp_dim": 10**7, "classes": 10**8, "image_size": 100_000}
+"""Far beyond any Vision Transformer there is; a file with more in it has a slip in it, or harm."""
 RULES = (
     sizes_are_positive,
+    sizes_are_possible,
     patches_fill_the_image,
     heads_divide_the_width,
     positions_divide_the_width,

@@ -6,6 +6,8 @@ from pathlib import Path
 import numpy as np
 
 from vitkit.core.errors import DataError
+from vitkit.core.files import read_bytes
+from vitkit.data.decode import DEFAULT_GATE
 from vitkit.data.source import UNLABELLED, Content, Joined, Source
 from vitkit.data.sources.base import NamedSource, is_image, walk
 from vitkit.data.sources.detect import open_data
@@ -20,7 +22,7 @@ class Files(NamedSource):
 
     def content(self, index: int) -> Content:
         """The bytes of the file."""
-        return Path(self.names[index]).read_bytes()
+        return read_bytes(self.names[index], most=DEFAULT_GATE.max_bytes)
 
 
 class Elsewhere(Source):

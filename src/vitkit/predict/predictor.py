@@ -6,13 +6,13 @@ from typing import NamedTuple
 
 import torch
 
-from vitkit.checkpoints.ready import load
+from vitkit.checkpoints.ready import Loaded, load
 from vitkit.core.errors import ConfigError, InputError
 from vitkit.core.shapes import Float, Tensor
 from vitkit.data.given import Given
 from vitkit.data.transforms import Preprocessing
-
-CPU = torch.device("cpu")
+from vitkit.engine.choose import chosen
+from vitkit.engine.engine import CPU, Precision, check_precision
 
 
 class Prediction(NamedTuple):
@@ -25,7 +25,9 @@ class Prediction(NamedTuple):
 class Predictor:
     """A trained model that answers for images. They are prepared as when it was judged, always.
 
-    Images are files' paths, their contents, Pillow's images or pixels; one of them, or a list.
+    Images are files' paths, their contents, Pillow's images or pixels; one of them, or a list. The model answers by its
+    `engine`, the fastest for this machine in the precision asked for; `remark` says why it is no faster one. `merge` is
+    how many tokens are merged in every layer. A model that is loaded already can be given instead of its place.
 
     >>> import tempfile, numpy as np, vitkit
     >>> photo = np.zeros((40, 30, 3), dtype=np.uint8)
@@ -38,11 +40,22 @@ class Predictor:
     torch.Size([2, 192])
     """
 
-    def __init__(self, path_or_name: Path | str, *, device: torch.device | str = CPU, batch_size: int = 32) -> None:
+    def __init__(
+        self,
+        path_or_name: Path | str | Loaded,
+        *,
+        device: torch.device | str = CPU,
+        batch_size: int = 32,
+        precision: Precision = "fp32",
+        merge: int = 0,
+    ) -> None:
         if batch_size < 1:
             raise ConfigError("a batch has at least one image", got=batch_size)
-        self.device, self.batch_size = torch.device(device), batch_size
-        self.model = load(path_or_name).to(self.device)
+        self.precision = check_precision(precision)
+        self.device, self.batch_size, self.merge = torch.device(device), batch_size, merge
+        loaded = load(path_or_name) if isinstance(path_or_name, Path | str) else path_or_name
+        self.model = loaded.to(self.device)
+        self.engine, self.remark = chosen(self.model, precision=precision, device=self.device, merge=merge)
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -62,16 +75,18 @@ class Predictor:
         """How likely each class is, for each image."""
         return self.logits(images).softmax(dim=1)
 
-    @torch.inference_mode()
     def logits(self, images: Given | Sequence[Given]) -> Float[Tensor, "B Y"]:
         """What the model's head says of each image, in float32."""
         self.check_classes()
-        return torch.cat([self.model(batch).float().cpu() for batch in self._batches(images)])
+        return torch.cat([self.answer(batch)[1] for batch in self._batches(images)])
 
-    @torch.inference_mode()
     def features(self, images: Given | Sequence[Given]) -> Float[Tensor, "B F"]:
         """What the model's head reads of each image, in float32."""
-        return torch.cat([self.model.features(batch).float().cpu() for batch in self._batches(images)])
+        return torch.cat([self.engine.features(batch) for batch in self._batches(images)])
+
+    def answer(self, pixels: Float[Tensor, "B C H W"]) -> tuple[Float[Tensor, "B F"], Float[Tensor, "B Y"]]:
+        """Features and logits of images that are prepared already: what `model.preprocess` gives."""
+        return self.engine.answer(pixels)
 
     def check_classes(self) -> None:
         """Refuse to name classes where the model has none."""
@@ -93,4 +108,4 @@ class Predictor:
             raise InputError("no images to answer for", expected="one or more", got="none")
         for first in range(0, len(several), self.batch_size):
             batch = [self.model.preprocess(image) for image in several[first : first + self.batch_size]]
-            yield torch.cat(batch).to(self.device)
+            yield torch.cat(batch)

@@ -3,20 +3,21 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-import torch
-
 from vitkit.core.errors import DataError
 from vitkit.core.shapes import Float, Tensor
 from vitkit.data.decode import decode
 from vitkit.data.loader import Batch, readable_batches
-from vitkit.data.source import Source
+from vitkit.data.source import Source, Subset
+from vitkit.data.transforms import Preprocessing
 from vitkit.data.verify import read_image
 from vitkit.predict.predictor import Prediction, Predictor
+
+NO_NUMBER = "the model's answer is not a number: its weights are damaged, or too large for this precision"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """What is said of one image: its likeliest classes, its features if they were asked for, or why there are none."""
+    """What is said of one image: its likeliest classes, its features if they were asked for, or why it has neither."""
 
     file: str
     predictions: tuple[Prediction, ...] = ()
@@ -68,24 +69,38 @@ def _answers(predictor: Predictor, source: Source, batch: Batch, *, first: int, 
         if not readable:
             found.append(Answer(file=name, error=why_unreadable(source, first + place, predictor=predictor)))
             continue
+        rows = [row[place] for row in (probabilities, features) if row is not None]
+        if not all(row.isfinite().all() for row in rows):
+            found.append(Answer(file=name, error=NO_NUMBER))
+            continue
         said = () if probabilities is None else tuple(predictor.likeliest(probabilities[place], top=question.top))
         numbers = () if features is None else tuple(features[place].tolist())
         found.append(Answer(file=name, predictions=said, features=numbers))
     return found
 
 
-@torch.inference_mode()
 def computed(
     predictor: Predictor, batch: Batch, question: Question
 ) -> tuple[Float[Tensor, "B Y"] | None, Float[Tensor, "B F"] | None]:
     """Probabilities, where the model has classes, and features, where they are asked for."""
-    model = predictor.model
-    images = predictor.preprocessing.normalise(batch.pixels.to(predictor.device))
-    if not question.features:
-        return model(images).float().softmax(dim=1).cpu(), None
-    features = model.features(images)
-    probabilities = model.head(features).float().softmax(dim=1).cpu() if predictor.labels else None
-    return probabilities, features.float().cpu()
+    features, logits = predictor.answer(predictor.preprocessing.normalise(batch.pixels.to(predictor.device)))
+    probabilities = logits.softmax(dim=1) if predictor.labels else None
+    return probabilities, features if question.features else None
+
+
+def sample(
+    source: Source, preprocessing: Preprocessing, *, images: int = 64, batch_size: int = 16, looked_at: int = 1024
+) -> Iterator[Float[Tensor, "B C H W"]]:
+    """The first images of a source that can be read, prepared, batch by batch; after so many in vain it gives up."""
+    first = Subset(source, range(min(looked_at, len(source))))
+    with readable_batches(first, preprocessing=preprocessing, batch_size=min(batch_size, images)) as batches:
+        for batch in batches:
+            readable = preprocessing.normalise(batch.pixels)[batch.labels.bool()][:images]
+            if len(readable):
+                yield readable
+            images -= len(readable)
+            if images == 0:
+                return
 
 
 def why_unreadable(source: Source, index: int, *, predictor: Predictor) -> str:

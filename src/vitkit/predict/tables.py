@@ -89,13 +89,14 @@ class AnswerFile:
                 os.fsync(file.fileno())
                 yield batch
 
-    def finish(self, *, model: str) -> dict[str, Any]:
-        """Make the file of all answers, then what says that it is whole; what it says."""
+    def finish(self, *, model: str, engine: Mapping[str, object] | None = None) -> dict[str, Any]:
+        """Make the file of all answers, then what says that it is whole; what it says, with words on the engine."""
         writers = {"csv": self._write_csv, "jsonl": self._write_lines, "parquet": self._write_parquet}
         with written_aside(self.path) as aside:
             writers[self.form](aside)
         bad = [{"file": row["file"], "reason": row["error"]} for row in self._rows() if "error" in row]
-        about = {"model": model, "images": sum(1 for _ in self._rows()), "bad": bad, "asked": self.asked}
+        images = sum(1 for _ in self._rows())
+        about = {"model": model, "images": images, "bad": bad, "asked": self.asked, **(engine or {})}
         write_text(self.about, json.dumps(about, indent=2) + "\n")
         self.partial.unlink()
         return about

@@ -26,6 +26,7 @@ from torch.utils.checkpoint import checkpoint
 from vitkit.core.errors import ConfigError, TrainingError
 from vitkit.core.shapes import Tensor
 from vitkit.core.stopping import Stopped
+from vitkit.engine.devices import choose_device
 from vitkit.model.encoder import Block
 from vitkit.train.config import ParallelConfig
 
@@ -189,22 +190,6 @@ def in_words(ranks: Sequence[int]) -> str:
     ('rank 1', 'ranks 1, 3')
     """
     return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
-
-
-def choose_device(name: str, *, local_rank: int = 0) -> torch.device:
-    """The named device, or the best there is.
-
-    >>> choose_device("cpu")
-    device(type='cpu')
-    """
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
-    if name == "cuda":
-        name = f"cuda:{local_rank}"
-    try:
-        return torch.empty(0, device=name).device
-    except (RuntimeError, AssertionError) as error:
-        raise ConfigError(f"this machine has no device {name}", hint="vitkit doctor shows what it has") from error
 
 
 def spread(model: nn.Module, config: ParallelConfig, ranks: Ranks) -> nn.Module:

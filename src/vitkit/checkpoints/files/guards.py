@@ -17,6 +17,7 @@ from typing import Any, BinaryIO, NoReturn
 import torch
 
 from vitkit.core.errors import WeightsError
+from vitkit.core.files import kind_of_file
 from vitkit.core.shapes import Tensor
 
 MOST_TENSORS = 5_000
@@ -67,7 +68,7 @@ def is_folder(path: Path) -> bool:
     except (OSError, ValueError) as error:
         raise refusal(path, f"cannot be opened: {brief(error)}", hint="check the path") from error
     if not stat.S_ISDIR(mode) and not stat.S_ISREG(mode):
-        raise refusal(path, "not a file", expected="a file or a folder", got=kind(mode), hint="check the path")
+        raise refusal(path, "not a file", expected="a file or a folder", got=kind_of_file(mode), hint="check the path")
     return stat.S_ISDIR(mode)
 
 
@@ -89,12 +90,6 @@ def open_file(path: Path) -> BinaryIO:
 def size_of(file: BinaryIO) -> int:
     """The bytes in an open file."""
     return os.fstat(file.fileno()).st_size
-
-
-def kind(mode: int) -> str:
-    """What a path that is neither file nor folder is."""
-    names = ((stat.S_ISFIFO, "a pipe"), (stat.S_ISSOCK, "a socket"), (stat.S_ISCHR, "a device"))
-    return next((name for test, name in names if test(mode)), "a device")
 
 
 def brief(value: object) -> str:

@@ -15,6 +15,7 @@ from vitkit.core.errors import DataError
 from vitkit.data.source import DataSet
 from vitkit.data.sources.base import (
     ArraySource,
+    check_expansion,
     check_labels,
     class_numbers,
     data_set,
@@ -27,7 +28,6 @@ from vitkit.data.sources.webdataset import class_names_beside
 
 IDX_NAME = re.compile(r"(?P<set>.*?)(?P<split>[A-Za-z]+|t10k)[-_.](?P<what>images|labels)[-.]idx[13][-.]ubyte(\.gz)?")
 IDX_FOLDERS = (".", "raw", "MNIST/raw", "FashionMNIST/raw")
-MOST_BYTES = 64 << 30
 FASHION = ("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot")
 FASHION_LABELS = {60_000: (9, 0, 0, 3, 0, 2, 7, 2, 5, 5), 10_000: (9, 2, 1, 1, 6, 1, 4, 6, 5, 7)}
 """How Fashion-MNIST's label files begin: they have MNIST's names and sizes, and only this tells them apart."""
@@ -88,7 +88,8 @@ def read_idx(path: Path) -> NDArray[np.uint8]:
                 )
             shape = struct.unpack(f">{magic[3]}I", file.read(4 * magic[3]))
             count = math.prod(shape)
-            content = file.read(count) if count <= MOST_BYTES else b""
+            check_expansion(count, packed=path.stat().st_size, where=f"{path} is damaged, or")
+            content = file.read(count)
             rest = file.read(1)
     except (EOFError, zlib.error, gzip.BadGzipFile, struct.error) as error:
         raise DataError(f"{path} is damaged: {error}", hint="fetch it again") from error
@@ -131,6 +132,8 @@ def open_npz(place: Path) -> DataSet:
             raise zipfile.BadZipFile("it is not a zip archive of arrays")
         # opened here, because np.load leaves the file open where the archive is damaged
         with files[0].open("rb") as file, np.load(file, allow_pickle=False) as arrays:
+            unpacked = sum(entry.file_size for entry in arrays.zip.infolist())
+            check_expansion(unpacked, packed=files[0].stat().st_size, where=str(files[0]))
             pairs = npz_pairs(list(arrays.files), where=str(files[0]))
             for split, (image, label) in pairs.items():
                 images[split] = image_array(arrays[image], where=f"{files[0]}: {image}")

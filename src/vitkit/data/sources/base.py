@@ -8,6 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitkit.core.errors import DataError
+from vitkit.core.files import as_text, read_bytes
+from vitkit.data.decode import DEFAULT_GATE
 from vitkit.data.source import UNLABELLED, Content, DataSet, Source
 
 IMAGE_SUFFIXES = frozenset(
@@ -20,6 +22,12 @@ SPLITS = {
 }  # fmt: skip
 MOST_CLASSES = 1_000_000
 """A label above this is damage or mischief: it would ask for as many class names."""
+
+MOST_DEPTH = 100
+SMALL = 64 << 20
+"""What unpacks to no more than this can do no harm, however small it was packed."""
+MOST_EXPANSION = 20
+"""Drawings pack to a tenth; a bomb to a thousandth."""
 
 
 def split_called(name: str) -> str | None:
@@ -68,6 +76,8 @@ def walk(root: Path, *, prefix: str = "", above: frozenset[tuple[int, int]] = fr
     here = (status.st_dev, status.st_ino)
     if here in above:
         return
+    if len(above) >= MOST_DEPTH:
+        raise DataError(f"{root} is nested too deep", expected=f"at most {MOST_DEPTH} folders in folders")
     with os.scandir(root) as entries:
         for entry in entries:
             if is_hidden(entry.name):
@@ -79,10 +89,11 @@ def walk(root: Path, *, prefix: str = "", above: frozenset[tuple[int, int]] = fr
 
 
 def listing(folder: Path) -> list[Path]:
-    """What lies directly in a folder, hidden things left out, by name."""
+    """What lies directly in a folder, by name; hidden things are left out, and pipes and devices, which would wait."""
     if not folder.is_dir():
         return []
-    return sorted((path for path in folder.iterdir() if not is_hidden(path.name)), key=lambda path: path.name)
+    found = (path for path in folder.iterdir() if not is_hidden(path.name) and (path.is_file() or path.is_dir()))
+    return sorted(found, key=lambda path: path.name)
 
 
 class Names(Sequence[str]):
@@ -113,7 +124,7 @@ class NamedSource(Source):
         self, *, kind: str, classes: Sequence[str], labels: Sequence[int] | NDArray[np.int64], names: Iterable[str]
     ) -> None:
         self.kind = kind
-        self.classes = tuple(classes)
+        self.classes = tuple(map(as_text, classes))
         self.labels = np.asarray(labels, dtype=np.int64)
         self.names = Names(names)
         self.ignored: tuple[str, ...] = ()
@@ -141,8 +152,7 @@ class FileSource(NamedSource):
 
     def content(self, index: int) -> Content:
         """The bytes of the file."""
-        with open(f"{self.root}/{self.names[index]}", "rb") as file:  # noqa: PTH123 - once an image
-            return file.read()
+        return read_bytes(f"{self.root}/{self.names[index]}", most=DEFAULT_GATE.max_bytes)
 
 
 class SliceSource(NamedSource):
@@ -249,6 +259,18 @@ def check_labels(labels: NDArray[np.int64], *, classes: int, where: str) -> None
     if len(labels) and (labels.min() < 0 or labels.max() >= classes):
         wrong = int(np.flatnonzero((labels < 0) | (labels >= classes))[0])
         raise DataError(f"{where} has a label out of range", expected=f"0…{classes - 1}", got=int(labels[wrong]))
+
+
+def check_expansion(unpacked: int, *, packed: int, where: str) -> None:
+    """Refuse what unpacks to far more than images do.
+
+    >>> check_expansion(10**10, packed=10**7, where="train.parquet")
+    Traceback (most recent call last):
+    vitkit.core.errors.DataError: train.parquet unpacks to far more than images do (expected at most 200,000,000 bytes)
+    """
+    most = max(SMALL, MOST_EXPANSION * packed)
+    if unpacked > most:
+        raise DataError(f"{where} unpacks to far more than images do", expected=f"at most {most:,} bytes")
 
 
 def class_numbers(labels: Iterable[NDArray[np.int64]], *, where: str) -> tuple[str, ...]:

@@ -1,6 +1,7 @@
 """CIFAR-10 or CIFAR-100 goes in, as folder or archive, in the python or the binary version; a data set comes out."""
 
 import gzip
+import io
 import re
 import tarfile
 import zlib
@@ -13,7 +14,16 @@ from numpy.typing import NDArray
 
 from vitkit.core.errors import DataError
 from vitkit.data.source import DataSet
-from vitkit.data.sources.base import ArraySource, check_labels, class_numbers, data_set, listing, numbered, some
+from vitkit.data.sources.base import (
+    ArraySource,
+    check_expansion,
+    check_labels,
+    class_numbers,
+    data_set,
+    listing,
+    numbered,
+    some,
+)
 from vitkit.data.sources.safe_pickle import read_pickle
 
 PIXELS = 3 * 32 * 32
@@ -83,6 +93,21 @@ def open_cifar(place: Path) -> DataSet:
     return cifar_data(place, kind=kind, batches=batches, classes=classes)
 
 
+class Bounded(io.BufferedIOBase):
+    """What is in a packed file, read from its beginning to no more than images unpack to."""
+
+    def __init__(self, unpacked: gzip.GzipFile, place: Path) -> None:
+        super().__init__()
+        self.unpacked, self.place, self.taken = unpacked, place, 0
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        """The next bytes; a DataError once they are too many."""
+        content = self.unpacked.read(size)
+        self.taken += len(content)
+        check_expansion(self.taken, packed=self.place.stat().st_size, where=str(self.place))
+        return content
+
+
 def read_files(place: Path) -> Iterator[tuple[str, bytes]]:
     """CIFAR's files in a folder or an archive, by name; nothing is unpacked to the disk."""
     if place.is_dir():
@@ -93,7 +118,7 @@ def read_files(place: Path) -> Iterator[tuple[str, bytes]]:
                 yield path.name, path.read_bytes()
         return
     try:
-        with tarfile.open(place, "r:gz") as tar:
+        with gzip.open(place) as unpacked, tarfile.open(fileobj=Bounded(unpacked, place), mode="r|") as tar:
             for member in tar:
                 name = member.name.rpartition("/")[2]
                 if not member.isreg() or not (PYTHON.fullmatch(name) or BINARY.fullmatch(name)):

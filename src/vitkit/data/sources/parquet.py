@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +15,7 @@ from vitkit.data.source import UNLABELLED, Content, DataSet
 from vitkit.data.sources.base import (
     NamedSource,
     by_number,
+    check_expansion,
     check_labels,
     class_numbers,
     class_table,
@@ -21,10 +23,13 @@ from vitkit.data.sources.base import (
     some,
     split_in,
 )
+from vitkit.data.sources.tars import MOST_TEXT
 from vitkit.data.sources.webdataset import find_shards, home_of
 
 IMAGE_COLUMNS = ("image", "img", "jpg", "png")
 LABEL_COLUMNS = ("label", "labels", "fine_label", "class", "cls")
+MOST_LABEL = 1 << 10
+"""Bytes of a label on average, beyond a first `MOST_TEXT`."""
 CACHE_BYTES = 256 << 20
 """How much of the last row groups a process keeps: all of CIFAR-10, or a few groups of large photos."""
 
@@ -165,10 +170,14 @@ def read_shard(shard: Path, *, before: Columns | None) -> tuple[Columns, list[in
             columns = columns_of(file.schema_arrow, shard=shard)
             if before is not None and columns != before:
                 raise DataError(f"{shard} has other columns or classes than the files before it", hint="keep one set")
+            check_sizes(file.metadata, columns, shard=shard)
             rows = [file.metadata.row_group(group).num_rows for group in range(file.metadata.num_row_groups)]
             if columns.label is None:
                 return columns, rows, [None] * sum(rows)
-            labels = file.read(columns=[columns.label], use_threads=False).column(0).to_pylist()
+            labels = file.read(columns=[columns.label], use_threads=False).column(0)
+            if len(labels) and labels.nbytes > MOST_TEXT + MOST_LABEL * len(labels):
+                raise DataError(f"{shard}: {columns.label} has texts that are too long for a label")
+            labels = labels.to_pylist()
     except (arrow("pyarrow").ArrowException, OSError) as error:
         raise DataError(f"{shard} is not a parquet file: {error}", hint="fetch it again") from error
     if None in labels:
@@ -178,15 +187,41 @@ def read_shard(shard: Path, *, before: Columns | None) -> tuple[Columns, list[in
     return columns, rows, labels
 
 
-def columns_of(schema: object, *, shard: Path) -> Columns:
+def check_sizes(metadata: Any, columns: Columns, *, shard: Path) -> None:
+    """Refuse a file that says it holds more than it can: reading it would be the end of the memory."""
+    packed = shard.stat().st_size
+    if metadata.num_rows > packed:
+        raise DataError(
+            f"{shard} has more rows than bytes", expected=f"at most {packed:,}", got=f"{metadata.num_rows:,}"
+        )
+    for group in range(metadata.num_row_groups):
+        row_group = metadata.row_group(group)
+        parts = [row_group.column(number) for number in range(row_group.num_columns)]
+        unpacked = sum(part.total_uncompressed_size for part in parts if wanted(part.path_in_schema, columns))
+        check_expansion(unpacked, packed=packed, where=f"{shard}, row group {group}")
+
+
+def wanted(column: str, columns: Columns) -> bool:
+    """Whether a column, or a part of one as image.bytes, is read at all."""
+    return column.partition(".")[0] in (columns.image, columns.label)
+
+
+def columns_of(schema: Any, *, shard: Path) -> Columns:
     """The columns by what the hub's own description says, or by their names."""
-    names = list(getattr(schema, "names", ()))
-    features = features_of((getattr(schema, "metadata", None) or {}).get(b"huggingface", b"{}"))
+    names = list(schema.names)
+    features = features_of((schema.metadata or {}).get(b"huggingface", b"{}"))
     images = [name for name in features if features[name].get("_type") == "Image"]
     labels = [name for name in features if features[name].get("_type") == "ClassLabel"]
     image = next((name for name in (*IMAGE_COLUMNS, *images) if name in names), None)
     if image is None:
         raise DataError(f"{shard} has no column of images", expected=", ".join(IMAGE_COLUMNS), got=some(names))
+    kind = schema.field(image).type
+    if arrow("pyarrow.types").is_struct(kind):
+        kind = kind.field("bytes").type if kind.get_field_index("bytes") >= 0 else kind
+    if arrow("pyarrow.types").is_dictionary(kind):
+        kind = kind.value_type
+    if not (arrow("pyarrow.types").is_binary(kind) or arrow("pyarrow.types").is_large_binary(kind)):
+        raise DataError(f"{shard}: {image} holds no images", expected="bytes, or a struct with bytes", got=str(kind))
     label = next((name for name in (*LABEL_COLUMNS, *labels) if name in names), None)
     listed = features.get(label or "", {}).get("names")
     classes = tuple(map(str, listed)) if isinstance(listed, list) else ()

@@ -43,12 +43,16 @@ def members_between(file: IO[bytes], start: int, end: int, *, name: str) -> Iter
         with tarfile.open(fileobj=file, mode="r:") as tar:
             while (member := tar.next()) is not None and member.offset < end:
                 tar.members = []  # type: ignore[attr-defined]  # else it keeps a million of them
+                if member.name.startswith("/") or ".." in member.name.split("/"):
+                    raise DataError(f"{name}: {member.name!r} leads out of the archive", hint="do not unpack it either")
+                if member.size < 0:  # the next header would be one that was read before, for ever
+                    raise DataError(f"{name} is damaged at {member.name}", hint="fetch it again")
                 if not member.isreg() or any(map(is_hidden, member.name.removeprefix("./").split("/"))):
                     continue
                 if member.issparse() or member.offset_data + member.size > end:
                     raise DataError(f"{name} is damaged at {member.name}", hint="fetch it again")
                 yield Member(member.name.removeprefix("./"), member.offset_data, member.size)
-    except (tarfile.TarError, EOFError, UnicodeError, ValueError) as error:
+    except (tarfile.TarError, EOFError, UnicodeError, ValueError, OverflowError, RecursionError) as error:
         raise DataError(f"{name} is not a whole tar archive: {error}", hint="fetch it again") from error
 
 

@@ -21,6 +21,7 @@ from vitkit.data.sources.base import (
     listing,
     some,
     split_in,
+    walk,
 )
 from vitkit.data.sources.tars import Member, members, read_text
 
@@ -62,7 +63,7 @@ def find_shards(place: Path, *, suffix: str) -> list[Path]:
 
 def shards_within(folder: Path, *, suffix: str) -> list[Path]:
     """The shards at any depth of a folder."""
-    return sorted(path for path in folder.rglob(f"*{suffix}") if path.is_file())
+    return sorted(folder / name for name in walk(folder) if name.endswith(suffix) and (folder / name).is_file())
 
 
 def is_pattern(place: Path) -> bool:

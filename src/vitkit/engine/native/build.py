@@ -1,0 +1,158 @@
+"""The kernels' sources go in, a library compiled with this machine's own instructions comes out, once for each machine.
+
+The library is kept in the cache folder under a name that changes with the sources, the machine, the compiler and its
+flags, with an empty lock beside it. Nothing else is written. A file there that is damaged is made anew.
+"""
+
+import hashlib
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+from vitkit.core.errors import VitkitError
+from vitkit.core.files import one_at_a_time, written_aside
+from vitkit.engine.cache import cache_folder
+
+SOURCES = Path(__file__).parent
+MACHINE = ("-march=native",)
+"""What makes the library fit this machine and no other. Left out where the compiler does not know it."""
+FLAGS = (
+    "-O3",
+    "-std=c++17",
+    "-shared",
+    "-fPIC",
+    "-ffp-contract=fast",
+    "-fno-math-errno",
+    "-pthread",
+    "-fvisibility=hidden",
+    "-w",
+)
+COMPILERS = ("c++", "g++", "clang++")
+PATIENCE = 300.0
+"""Seconds after which a compiler that does not come back is given up."""
+
+
+class EngineError(VitkitError):
+    """The native engine cannot be made here: there is no compiler, or it fails. Others run the same models slower."""
+
+
+def library() -> Path:
+    """The compiled library, which is compiled now if it has not been; several processes may ask at once.
+
+    >>> import ctypes
+    >>> ctypes.CDLL(str(library())).vitkit_create is None
+    False
+    """
+    path = _place()
+    if _is_whole(path):
+        return path
+    compiler = find_compiler()
+    if compiler is None:
+        raise EngineError(
+            "no C++ compiler to make the native engine with",
+            expected=f"one of {', '.join(COMPILERS)}, or its path in CXX",
+            hint="install one (Debian: apt install g++; macOS: xcode-select --install)",
+        )
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with one_at_a_time(path):
+            if not _is_whole(path):  # another process may have been sooner
+                with written_aside(path) as aside:
+                    compile_to(aside, compiler=compiler)
+                    _seal(aside)
+    except OSError as error:
+        raise EngineError(
+            f"the native engine cannot be kept: {error}",
+            hint="set VITKIT_CACHE to a folder that can be written to, with a few megabytes of room",
+        ) from error
+    return path
+
+
+def is_built() -> bool:
+    """Whether the library is there already."""
+    return _is_whole(_place())
+
+
+def find_compiler() -> tuple[str, ...] | None:
+    """The C++ compiler's command: what CXX says, or the first of the usual names that is there."""
+    if command := shlex.split(os.environ.get("CXX", "")):
+        return tuple(command) if shutil.which(command[0]) else None
+    return next(((name,) for name in COMPILERS if shutil.which(name)), None)
+
+
+def compile_to(path: Path, *, compiler: Sequence[str], machine: Sequence[str] = MACHINE) -> None:
+    """Compile the sources into a library, for the machine that flags name."""
+    source = str(SOURCES / "engine.cpp")
+    failed = None
+    # A compiler that does not know the machine's name for itself still knows its architecture.
+    for flags in (machine, ()) if tuple(machine) == MACHINE else (machine,):
+        command = [*compiler, *FLAGS, *flags, source, "-o", str(path)]
+        try:
+            failed = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
+        except (OSError, subprocess.TimeoutExpired) as error:
+            raise EngineError(f"the compiler could not be run: {error}") from error
+        if failed.returncode == 0:
+            return
+    said = (failed.stderr if failed else "").strip().splitlines()
+    raise EngineError(
+        f"{compiler[0]} could not compile the native engine",
+        got=next((line for line in said if "error" in line), said[-1] if said else "no message"),
+        hint="a C++17 compiler is needed: GCC 9 or Clang 10, or later; CXX chooses another one",
+    )
+
+
+def _place() -> Path:
+    """Where the library is or will be. Without a compiler, one that an earlier compiler has left for this machine."""
+    sources = [path.read_bytes() for path in [*sorted(SOURCES.glob("*.h")), SOURCES / "engine.cpp"]]
+    made_for = _digest(*sources, _machine().encode())
+    compiler = find_compiler()
+    if compiler is None:
+        left = sorted(cache_folder().glob(f"native-{made_for}-*.so"))
+        return left[0] if left else cache_folder() / f"native-{made_for}-none.so"
+    made_with = _digest(_version(compiler).encode(), " ".join((*compiler, *FLAGS, *MACHINE)).encode())
+    return cache_folder() / f"native-{made_for}-{made_with}.so"
+
+
+def _machine() -> str:
+    """What tells this CPU from others."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        lines = []
+    telling = ("model name", "flags", "Features", "CPU part")
+    told = sorted({line for line in lines if line.startswith(telling)})
+    return "\n".join((platform.system(), platform.machine(), platform.processor(), *told))
+
+
+def _version(compiler: Sequence[str]) -> str:
+    try:
+        said = subprocess.run([*compiler, "--version"], capture_output=True, text=True, timeout=PATIENCE, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise EngineError(f"the compiler could not be run: {error}") from error
+    return said.stdout
+
+
+def _digest(*parts: bytes) -> str:
+    """A short name for some contents."""
+    together = hashlib.sha256()
+    for part in parts:
+        together.update(hashlib.sha256(part).digest())
+    return together.hexdigest()[:16]
+
+
+def _seal(path: Path) -> None:
+    """Put the content's SHA-256 behind it, which loaders do not read: a damaged library must never be loaded."""
+    content = path.read_bytes()
+    path.write_bytes(content + hashlib.sha256(content).digest())
+
+
+def _is_whole(path: Path) -> bool:
+    try:
+        content = path.read_bytes()
+    except OSError:
+        return False
+    return len(content) > 32 and hashlib.sha256(content[:-32]).digest() == content[-32:]

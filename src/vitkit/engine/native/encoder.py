@@ -1,0 +1,277 @@
+"""A Vision Transformer goes in, an engine that answers as it does comes out, on kernels compiled for this CPU.
+
+It runs what the paper's ViTs and their close relatives are made of. `reason_against` says what it does not run.
+"""
+
+import ctypes
+import weakref
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from vitkit.core.errors import ConfigError
+from vitkit.core.shapes import Float, Tensor, pair
+from vitkit.engine.engine import PRECISIONS, Precision
+from vitkit.engine.native.binding import FLOATS, LayerWeights, ModelWeights, Sizes, bind
+from vitkit.engine.native.build import EngineError, library
+from vitkit.model.attention import Attention
+from vitkit.model.encoder import Activation, Block, LayerScale, Mlp, SwiGlu
+from vitkit.model.heads import DistilledHead, PreLogits
+from vitkit.model.inputs import check_images
+from vitkit.model.positions import rotary_2d
+from vitkit.model.vit import ViT
+from vitkit.zoo.lookup import Model
+
+POOLING = {"class": 0, "mean": 1, "map": 2}
+ACTIVATIONS: dict[Activation, int] = {"gelu_tanh": 0, "gelu_erf": 1, "swiglu": 2}
+HEADS = (nn.Linear, DistilledHead, nn.Identity)
+
+
+def reason_against(model: Model, precision: Precision = "fp32") -> str | None:
+    """Why the native engine does not run a model; None where it does.
+
+    >>> import vitkit
+    >>> reason_against(vitkit.create("B/16", device="meta"))
+    >>> reason_against(vitkit.create("R50+B/16", device="meta"))
+    'the native engine does not run hybrids: a ResNet stands in front of the encoder'
+    """
+    reason = _reason(model) if precision in PRECISIONS else f"it has no precision {precision}"
+    return reason and f"the native engine does not run {reason}"
+
+
+def _reason(model: Model) -> str | None:
+    if not isinstance(model, ViT):
+        return "ResNets"
+    config = model.config
+    against = {
+        "hybrids: a ResNet stands in front of the encoder": config.backbone is not None,
+        "axial attention": config.block.axial,
+        "relative positions, which act inside attention": model.config.positions.kind == "relative",
+        "blocks with parts that are not the model's own": not all(_is_plain(block) for block in model.blocks),
+        f"a head that is a {type(model.head).__name__}": type(model.head) not in HEADS,
+    }
+    return next((reason for reason, holds in against.items() if holds), None)
+
+
+def _is_plain(block: nn.Module) -> bool:
+    """Whether a block and the layers in it are what the model was created with, and not put there since."""
+    if type(block) is not Block or type(block.attn) is not Attention or type(block.mlp) not in (Mlp, SwiGlu):
+        return False
+    layers = (block.attn.qkv, block.attn.proj, block.mlp.fc1, block.mlp.fc2)
+    return all(type(layer) is nn.Linear for layer in layers)
+
+
+class NativeEngine:
+    """A Vision Transformer on the native kernels; an image's answer is the same bits in whatever batch it comes.
+
+    It holds its own copy of the weights, packed: about 4 bytes a parameter in fp32, 2 in bf16 and 1 in int8. The
+    model itself is held only for what pooling by attention does in torch, and may be dropped otherwise. A change to
+    the model's weights after this is not seen. Room to work in is kept between calls: with B/16 about 8 MB a thread.
+
+    In bf16 and int8 the residual stream, LayerNorm, softmax, GELU and the head are still float32. int8 has a scale for
+    each output of a layer, and for each token a range that is found as it comes: no calibration is needed.
+    """
+
+    def __init__(
+        self, model: ViT, *, precision: Precision = "fp32", threads: int | None = None, compiled: Path | None = None
+    ) -> None:
+        if reason := reason_against(model, precision):
+            raise ConfigError(reason)
+        if threads is not None and threads < 1:
+            raise ConfigError("an engine has at least one thread", got=threads)
+        self.config, self.precision, self.threads = model.config, precision, threads
+        self._library = bind(compiled or library())
+        self._pooling = model if model.config.pooling == "map" else None
+        with torch.inference_mode():
+            self._engine = _packed(self._library, model, precision)
+        self._finalizer = weakref.finalize(self, self._library.vitkit_destroy, self._engine)
+
+    @property
+    def name(self) -> str:
+        """What runs, for people."""
+        threads = self._threads()
+        instructions = self._library.vitkit_instructions().decode()
+        return f"native, {instructions}, {threads} thread{'s' if threads > 1 else ''}"
+
+    @property
+    def bytes(self) -> int:
+        """The memory of the packed weights."""
+        return int(self._library.vitkit_bytes(self._engine))
+
+    def features(self, images: Float[Tensor, "B C H W"]) -> Float[Tensor, "B F"]:
+        """What the head reads of each image."""
+        return self._run(images, wants_logits=False)[0]
+
+    def answer(self, images: Float[Tensor, "B C H W"]) -> tuple[Float[Tensor, "B F"], Float[Tensor, "B Y"]]:
+        """Features and logits, in one pass; a model without classes gives its features twice."""
+        return self._run(images, wants_logits=True)
+
+    @torch.inference_mode()
+    def _run(self, images: Tensor, *, wants_logits: bool) -> tuple[Tensor, Tensor]:
+        config = self.config
+        check_images(images, channels=config.channels, image_size=pair(config.image_size))
+        images = images.detach().to("cpu", torch.float32).contiguous()
+        batch = images.shape[0]
+        if self._pooling is not None:
+            tokens = torch.empty(batch, config.prefix + config.patches, config.width)
+            self._call(images, tokens=tokens)
+            return _pooled(self._pooling, tokens)
+        features = torch.empty(batch, config.features)
+        logits = torch.empty(batch, config.classes) if wants_logits and config.classes else None
+        self._call(images, features=features, logits=logits)
+        return features, features if logits is None else logits
+
+    def _call(
+        self,
+        images: Tensor,
+        *,
+        tokens: Tensor | None = None,
+        features: Tensor | None = None,
+        logits: Tensor | None = None,
+    ) -> None:
+        if not len(images):
+            return
+        places = (None if tensor is None else tensor.data_ptr() for tensor in (tokens, features, logits))
+        if self._library.vitkit_run(self._engine, images.data_ptr(), len(images), *places, self._threads()):
+            raise EngineError("the native engine has no room to work in", hint="free memory, or use smaller batches")
+
+    def _threads(self) -> int:
+        return self.threads or torch.get_num_threads()
+
+
+def native(model: Model, *, precision: Precision = "fp32", threads: int | None = None) -> NativeEngine:
+    """The native engine for a model; the first time on a machine this compiles it.
+
+    >>> import vitkit
+    >>> model = vitkit.create("Ti/16", image_size=32, classes=10, settings=["depth=1"]).eval()
+    >>> images = torch.rand(2, 3, 32, 32)
+    >>> features, logits = native(model).answer(images)
+    >>> bool((logits - model(images)).abs().max() < 1e-4)
+    True
+    """
+    if reason := reason_against(model, precision):
+        raise ConfigError(reason)
+    assert isinstance(model, ViT)
+    return NativeEngine(model, precision=precision, threads=threads)
+
+
+def _pooled(model: ViT, tokens: Float[Tensor, "B L D"]) -> tuple[Tensor, Tensor]:
+    """Features and logits by attention pooling, an image at a time: in torch, a batch of others changes last bits."""
+    assert model.attn_pool is not None
+    features = [model.pre_logits(model.fc_norm(model.attn_pool(image[None])).flatten(1)) for image in tokens]
+    if not features:
+        return torch.empty(0, model.config.features), torch.empty(0, model.config.classes)
+    return torch.cat(features), torch.cat([model.head(feature) for feature in features])
+
+
+class _Numbers:
+    """Pointers to tensors' numbers in float32, which live as long as this does."""
+
+    def __init__(self) -> None:
+        self.kept: list[Tensor] = []
+
+    def __call__(self, tensor: Tensor | None) -> object:
+        if tensor is None:
+            return None
+        self.kept.append(tensor.detach().to("cpu", torch.float32).contiguous())
+        return ctypes.cast(self.kept[-1].data_ptr(), FLOATS)
+
+
+def _packed(library: ctypes.CDLL, model: ViT, precision: Precision) -> int:
+    """The library's own copy of a model."""
+    if any(parameter.is_meta for parameter in model.parameters()):
+        raise ConfigError("the model has shapes and no numbers", expected="a model on a device", got="one on meta")
+    config, numbers = model.config, _Numbers()
+    (height, width), (patch_height, patch_width) = pair(config.image_size), pair(config.patch_size)
+    sizes = Sizes(
+        channels=config.channels,
+        image_height=height,
+        image_width=width,
+        patch_height=patch_height,
+        patch_width=patch_width,
+        width=config.width,
+        depth=len(model.blocks),
+        heads=config.heads,
+        mlp_dim=config.mlp_dim,
+        prefix=config.prefix,
+        class_tokens=config.class_tokens,
+        pooling=POOLING[config.pooling],
+        activation=ACTIVATIONS[config.block.activation],
+        norm_first=config.head.norm == "before_pooling",
+        pre_logits=0 if config.pooling == "map" else config.head.pre_logits or 0,
+        classes=0 if config.pooling == "map" else config.classes,
+        norm_epsilon=config.block.norm_eps,
+    )
+    layers = (LayerWeights * len(model.blocks))(*(_layer(model, layer, numbers) for layer in range(len(model.blocks))))
+    engine = library.vitkit_create(sizes, _weights(model, numbers), layers, PRECISIONS.index(precision))
+    if not engine:
+        raise EngineError("not enough memory for the packed weights", hint="bf16 takes half of it, int8 a quarter")
+    return int(engine)
+
+
+def _weights(model: ViT, numbers: _Numbers) -> ModelWeights:
+    config, norm = model.config, model.norm if isinstance(model.norm, nn.LayerNorm) else model.fc_norm
+    weights = ModelWeights(start=numbers(_start(model)), patch_weight=numbers(model.patch_embed.proj.weight))
+    if config.positions.kind == "rotary":
+        rotary = rotary_2d(config.grid, head_width=config.head_width, base=config.positions.rotary_base)
+        weights.cosine, weights.sine = numbers(rotary.cosine), numbers(rotary.sine)
+    if isinstance(norm, nn.LayerNorm):
+        weights.norm_weight, weights.norm_bias = numbers(norm.weight), numbers(norm.bias)
+    if isinstance(model.pre_logits, PreLogits):
+        weights.pre_logits_weight = numbers(model.pre_logits.fc.weight)
+        weights.pre_logits_bias = numbers(model.pre_logits.fc.bias)
+    if isinstance(model.head, nn.Linear):
+        weights.head_weight, weights.head_bias = numbers(model.head.weight), numbers(model.head.bias)
+    elif isinstance(model.head, DistilledHead):
+        # The mean of two classifiers, each on its half of the features, is one classifier on all of them.
+        label, teacher = model.head.label, model.head.teacher
+        weights.head_weight = numbers(torch.cat([label.weight, teacher.weight], dim=1) / 2)
+        weights.head_bias = numbers((label.bias + teacher.bias) / 2)
+    return weights
+
+
+def _start(model: ViT) -> Float[Tensor, "L D"]:
+    """What the tokens are before patches are added: positions, learned tokens, and the embedding's bias."""
+    config = model.config
+    start = torch.zeros(config.prefix + config.patches, config.width)
+    learned = (model.cls_token, model.dist_token, model.reg_token)
+    if prefix := [token[0].float() for token in learned if token is not None]:
+        start[: config.prefix] = torch.cat(prefix)
+    start[config.prefix :] = model.patch_embed.proj.bias.float()
+    if model.pos_embed is not None and config.positions.place == "stem":
+        start += model.token_positions(model.pos_embed)[0].float()
+    return start
+
+
+def _layer(model: ViT, layer: int, numbers: _Numbers) -> LayerWeights:
+    block = model.blocks[layer]
+    assert isinstance(block, Block)
+    assert isinstance(block.mlp, Mlp | SwiGlu)
+    attention, mlp, shared = block.attn, block.mlp, model.config.positions.place == "shared"
+    positions = model.layer_pos_embed[layer] if model.layer_pos_embed else model.pos_embed if shared else None
+
+    def of_norm(norm: nn.Module) -> tuple[object, object]:
+        return (numbers(norm.weight), numbers(norm.bias)) if isinstance(norm, nn.LayerNorm) else (None, None)
+
+    def of_scale(scale: nn.Module) -> object:
+        return numbers(scale.gamma) if isinstance(scale, LayerScale) else None
+
+    weights = LayerWeights(
+        positions=numbers(None if positions is None else model.token_positions(positions)),
+        qkv_weight=numbers(attention.qkv.weight),
+        qkv_bias=numbers(attention.qkv.bias),
+        proj_weight=numbers(attention.proj.weight),
+        proj_bias=numbers(attention.proj.bias),
+        scale1=of_scale(block.ls1),
+        fc1_weight=numbers(mlp.fc1.weight),
+        fc1_bias=numbers(mlp.fc1.bias),
+        fc2_weight=numbers(mlp.fc2.weight),
+        fc2_bias=numbers(mlp.fc2.bias),
+        scale2=of_scale(block.ls2),
+    )
+    weights.norm1_weight, weights.norm1_bias = of_norm(block.norm1)
+    weights.norm2_weight, weights.norm2_bias = of_norm(block.norm2)
+    weights.q_norm_weight, weights.q_norm_bias = of_norm(attention.q_norm)
+    weights.k_norm_weight, weights.k_norm_bias = of_norm(attention.k_norm)
+    return weights

@@ -1,0 +1,203 @@
+"""The process that computes: requests come in on a socket, their answers go out on it, until it closes.
+
+    python -m vitkit.serve.worker FD
+
+One thread listens and answers whether it is alive, a few prepare images, one runs models: it takes what waits for one
+model, up to a batch, and never waits for more. Signals are the other process's business; when that goes, this goes.
+"""
+
+import contextlib
+import os
+import queue
+import signal
+import socket
+import sys
+import threading
+import time
+import traceback
+from collections import deque
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+
+from vitkit.core.config import from_mapping
+from vitkit.core.errors import VitkitError
+from vitkit.data.decode import Gate
+from vitkit.serve.answers import Refusal
+from vitkit.serve.config import LimitsConfig, ModelConfig, ServeConfig
+from vitkit.serve.models import Served, load_models
+from vitkit.serve.wire import Message, frame, messages
+from vitkit.serve.work import Job, Reply, attend, finish, prepare, refused
+
+TOO_LARGE = Refusal(422, "the image is too large for the memory", hint="send a smaller one")
+BROKE = Refusal(500, "the server failed on this request", hint="its log says where")
+
+
+class Worker:
+    """The models, the images that are ready for them, and the socket to answer on."""
+
+    def __init__(self, sock: socket.socket, limits: LimitsConfig, models: dict[str, Served], *, decoders: int) -> None:
+        self.sock, self.limits, self.models = sock, limits, models
+        self.gate = Gate(max_bytes=limits.bytes, max_pixels=limits.pixels)
+        self.decoders = decoders
+        self.arrived: queue.SimpleQueue[tuple[Message, bytes]] = queue.SimpleQueue()
+        self.changed = threading.Condition()
+        self.ready: deque[Job] = deque()
+        self.attention: deque[Job] = deque()
+        self.sending = threading.Lock()
+        self.busy_since: float | None = None
+        self.decoding: dict[int, float] = {}
+
+    def listen(self, arriving: Iterator[tuple[Message, bytes]]) -> None:
+        """Take messages until the other side goes."""
+        for work, count in ((self.compute, 1), (self.decode, self.decoders)):
+            for _ in range(count):
+                threading.Thread(target=work, name=work.__name__, daemon=True).start()
+        for head, payload in arriving:
+            if "ping" in head:
+                self.send((self.pulse(head), b""))
+            else:
+                self.arrived.put((head, payload))
+
+    def decode(self) -> None:
+        """Prepare the images of one request after the other."""
+        while True:
+            self.make_ready(*self.arrived.get())
+
+    def pulse(self, head: Message) -> Message:
+        """That this process is alive, and for how long its present work has gone on."""
+        now = time.monotonic()
+        busy = self.busy_since
+        oldest = min(list(self.decoding.values()), default=None)
+        return {
+            "pong": head["ping"],
+            "busy": 0.0 if busy is None else now - busy,
+            "decoding": 0.0 if oldest is None else now - oldest,
+        }
+
+    def make_ready(self, head: Message, body: bytes) -> None:
+        """Prepare the images of a request and hand them on; what cannot be is answered here."""
+        job = Job(id=head["id"], asked=head, served=self.models[head["model"]])
+        self.decoding[job.id] = time.monotonic()
+        try:
+            prepare(job, body, gate=self.gate, most=self.limits.images)
+        except Refusal as refusal:
+            self.send(reply(job, refused(refusal)))
+        except MemoryError:
+            self.send(reply(job, refused(TOO_LARGE)))
+        except Exception:
+            traceback.print_exc()
+            self.send(reply(job, refused(BROKE)))
+        else:
+            with self.changed:
+                (self.attention if head["do"] == "attention" else self.ready).append(job)
+                self.changed.notify()
+        finally:
+            del self.decoding[job.id]
+
+    def compute(self) -> None:
+        """Run batch after batch."""
+        while True:
+            with self.changed:
+                self.changed.wait_for(lambda: self.ready or self.attention)
+                jobs = self.take() if self.ready else [self.attention.popleft()]
+            self.busy_since = began = time.monotonic()
+            replies = self.answers(jobs)
+            seconds, self.busy_since = time.monotonic() - began, None
+            images = sum(job.count for job in jobs)
+            attention = jobs[0].asked["do"] == "attention"
+            done = {"batch": images, "seconds": round(seconds, 6), "attention": attention}
+            self.send((done, b""), *map(reply, jobs, replies))
+
+    def take(self) -> list[Job]:
+        """The jobs that wait for the same model as the first one, as many as fit into a batch."""
+        first = self.ready.popleft()
+        jobs, images, others = [first], first.count, deque[Job]()
+        while self.ready:
+            job = self.ready.popleft()
+            if job.served is first.served and images + job.count <= self.limits.batch:
+                jobs.append(job)
+                images += job.count
+            else:
+                others.append(job)
+        self.ready = others
+        return jobs
+
+    def answers(self, jobs: list[Job]) -> list[Reply]:
+        """The answers of one batch; what goes wrong is said to those whom it concerns."""
+        try:
+            if jobs[0].asked["do"] == "attention":
+                return [attend(jobs[0])]
+            images = torch.cat([job.images for job in jobs if job.images is not None])
+            parts = [jobs[0].served.answer(part) for part in images.split(self.limits.batch)]
+            features, logits = (torch.cat(each).split([job.count for job in jobs]) for each in zip(*parts, strict=True))
+        except Refusal as refusal:
+            return [refused(refusal)] * len(jobs)
+        except Exception:
+            traceback.print_exc()
+            return [refused(BROKE)] * len(jobs)
+        replies = []
+        for job, some_features, some_logits in zip(jobs, features, logits, strict=True):
+            try:
+                replies.append(finish(job, some_features, some_logits))
+            except Refusal as refusal:
+                replies.append(refused(refusal))
+            except Exception:
+                traceback.print_exc()
+                replies.append(refused(BROKE))
+        return replies
+
+    def send(self, *messages: tuple[Message, bytes]) -> None:
+        """Send messages, each whole, together."""
+        parts = [part for head, body in messages for part in (frame(head, len(body)), body)]
+        with self.sending, contextlib.suppress(OSError):
+            self.sock.sendall(b"".join(parts))
+
+
+def reply(job: Job, answer: Reply) -> tuple[Message, bytes]:
+    """An answer as a message."""
+    return {"id": job.id, "status": answer.status, "headers": answer.headers}, answer.body
+
+
+def serve(sock: socket.socket) -> None:
+    """Load the models that the first message names, say so, and work."""
+    arriving = messages(sock)
+    said, _ = next(arriving, ({}, b""))
+    if not said:
+        return
+    settings = from_mapping(ServeConfig, said["settings"])
+    if settings.engine.threads:
+        torch.set_num_threads(settings.engine.threads)
+    try:
+        models = load_models(
+            [from_mapping(ModelConfig, each) for each in said["models"]],
+            engine=settings.engine,
+            calibration=said["calibration"],
+            batch=settings.limits.batch,
+        )
+    except (VitkitError, OSError) as error:
+        failed = {"failed": str(error), "hint": getattr(error, "hint", None)}
+        sock.sendall(frame(failed))
+        return
+    decoders = settings.engine.decoders or min(4, len(os.sched_getaffinity(0)))
+    worker = Worker(sock, settings.limits, models, decoders=decoders)
+    descriptions = [served.description() for served in models.values()]
+    worker.send(({"ready": descriptions, "seconds": max(served.seconds for served in models.values())}, b""))
+    worker.listen(arriving)
+
+
+def main() -> None:
+    """Serve on the socket whose number is the first argument."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    with contextlib.suppress(OSError):  # where memory runs out, this is the process that can be replaced
+        Path("/proc/self/oom_score_adj").write_text("500")
+    with socket.socket(fileno=int(sys.argv[1])) as sock:
+        sock.setblocking(True)
+        serve(sock)
+    os._exit(0)  # threads may still be at work for someone who has gone
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,61 @@
+"""Agreement counts images with the same first class and says how far numbers lie apart."""
+
+import pytest
+import torch
+from model_cases import images_for, random_vit, small
+
+from vitkit.core.errors import InputError
+from vitkit.core.shapes import Tensor
+from vitkit.engine.agreement import Agreement, agreement
+from vitkit.engine.engine import Precision
+from vitkit.engine.written import written
+
+
+class Table:
+    """An engine that answers what it is told to, whatever it is shown."""
+
+    name = "a table"
+    precision: Precision = "int8"
+
+    def __init__(self, logits: list[list[float]]) -> None:
+        self.logits = torch.tensor(logits)
+
+    def features(self, images: Tensor) -> Tensor:
+        return torch.zeros(len(images), 1)
+
+    def answer(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        rows = images[:, 0, 0, 0].long()
+        return self.features(images), self.logits[rows]
+
+
+def numbered(*numbers: int) -> Tensor:
+    return torch.tensor(numbers, dtype=torch.float32)[:, None, None, None].expand(-1, 3, 4, 4)
+
+
+def test_images_and_differences_are_counted_over_all_batches() -> None:
+    right = Table([[0.0, 1.0], [2.0, 0.0], [0.0, 3.0], [4.0, 0.0]])
+    other = Table([[0.0, 1.0], [0.0, 0.5], [0.0, 3.0], [4.0, 0.25]])
+    found = agreement(other, right, [numbered(0, 1, 2), numbered(3)])
+    assert found == Agreement(images=4, same_top1=0.75, largest_difference=2.0, mean_difference=0.34375)  # 2.75 of 8
+    assert str(found) == "same top-1 class for 3 of 4 images, logits at most 2 apart (0.34 on average)"
+    assert found.to_json()["same_top1"] == 0.75
+
+
+def test_a_model_agrees_with_itself() -> None:
+    model = random_vit(small())
+    found = agreement(written(model), model, [images_for(small(), batch=3)])
+    assert (found.images, found.same_top1, found.largest_difference) == (3, 1.0, 0.0)
+
+
+def test_without_classes_features_are_compared() -> None:
+    model = random_vit(small(classes=0))
+    found = agreement(written(model, precision="bf16"), model, [images_for(small(), batch=3)])
+    assert not found.of_logits
+    assert found.same_top1 == 1.0  # 8 bits of each number turn no vector by 8 degrees
+    assert "features" in str(found)
+
+
+def test_no_images_are_no_agreement() -> None:
+    model = random_vit(small())
+    with pytest.raises(InputError, match="no images"):
+        agreement(written(model), model, [])

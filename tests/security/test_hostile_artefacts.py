@@ -1,0 +1,164 @@
+"""Promise X2: hostile data, configurations and models run nothing, write nothing elsewhere, and are soon refused."""
+
+import functools
+import os
+import re
+import resource
+import shlex
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from security.artefacts import CASES, Way, own, photos, png, toml, written
+
+from vitkit.cli.main import main
+
+MOST_SECONDS = 1.0
+"""Of this process's own time, once the command's modules are imported."""
+MOST_MEMORY = 1 << 30
+"""Of addresses, which libraries take in large pieces; what has no end is stopped by it, and nobody else is harmed."""
+PATIENCE = 20
+"""Seconds on the clock after which a command hangs, whoever else is at work."""
+MODEL_COMMANDS = ("predict {model} {photo}", "eval {model} {photos} --workers 0", "export {model} {out}",
+                  "weights info {model}", "inspect {model} {photo} --out {out}")  # fmt: skip
+
+
+class Writes:
+    """Files and folders that Python changes outside of one folder, while armed; hooks cannot be taken off again."""
+
+    WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+    CHANGES = frozenset({"os.mkdir", "os.remove", "os.rename", "os.link", "os.symlink", "os.rmdir", "os.truncate"})
+
+    def __init__(self) -> None:
+        self.inside = ""
+        self.seen: list[str] = []
+        sys.addaudithook(self.hear)
+
+    def hear(self, event: str, arguments: tuple[Any, ...]) -> None:
+        if not self.inside or (event != "open" and event not in self.CHANGES):
+            return
+        if event == "open" and not (isinstance(arguments[2], int) and arguments[2] & self.WRITES):
+            return
+        place = os.fsdecode(arguments[0]) if isinstance(arguments[0], str | bytes | os.PathLike) else ""
+        if place and place != os.devnull and not os.path.abspath(place).startswith(self.inside):  # noqa: PTH100
+            self.seen.append(f"{event} {place}")
+
+
+@pytest.fixture(scope="module")
+def writes() -> Writes:
+    return Writes()
+
+
+@pytest.fixture
+def watched(writes: Writes, tmp_path: Path) -> Iterator[Writes]:
+    writes.seen.clear()
+    yield writes
+    writes.inside = ""
+
+
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with sound photos and a sound model."""
+    folder = tmp_path_factory.mktemp("sound")
+    own(folder)
+    photos(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def warm(sound: Path) -> Callable[[Way], None]:
+    """Lets every command import what it needs, once."""
+
+    @functools.cache
+    def run_once(way: Way) -> None:
+        path = {"data": sound / "photos", "toml": toml(sound, "nothing = 1"), "model": sound / "own"}[way]
+        for line in commands(way, path, sound=sound, out=sound / "out"):
+            assert main(line) == (1 if way == "toml" else 0)
+
+    return run_once
+
+
+def commands(way: str, path: Path, *, sound: Path, out: Path) -> list[list[str]]:
+    if way == "data":
+        return [["data", "check", str(path), "--workers", "0", "--json"]]
+    if way == "toml":
+        return [["train", str(path), "--out", str(out), f"data={sound / 'photos'}"]]
+    words = {"model": path, "photo": sound / "photos" / "cat" / "0.png", "photos": sound / "photos"}
+    quoted = {name: shlex.quote(str(value)) for name, value in words.items()}
+    return [
+        shlex.split(line.format(**quoted, out=shlex.quote(f"{out}-{number}")))
+        for number, line in enumerate(MODEL_COMMANDS)
+    ]
+
+
+def run(line: Sequence[str]) -> tuple[int, float]:
+    """The exit code and the seconds of this process; one that hangs is woken by a signal, and fails."""
+
+    def wake(*_: object) -> None:
+        raise TimeoutError(f"{line[0]} hangs")
+
+    before = signal.signal(signal.SIGALRM, wake)
+    signal.alarm(PATIENCE)
+    limits = resource.getrlimit(resource.RLIMIT_AS)
+    here = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (here + MOST_MEMORY, limits[1]))
+    started = time.process_time()
+    try:
+        return main(list(line)), time.process_time() - started
+    finally:
+        signal.alarm(0)
+        resource.setrlimit(resource.RLIMIT_AS, limits)
+        signal.signal(signal.SIGALRM, before)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_hostile_artefact_is_refused_with_its_reason(case, tmp_path, sound, warm, watched, capfd, monkeypatch):
+    warm(CASES[case].way)
+    path = CASES[case].build(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    for line in commands(CASES[case].way, path, sound=sound, out=tmp_path / "out"):
+        capfd.readouterr()
+        watched.inside = str(tmp_path)
+        code, seconds = run(line)
+        watched.inside = ""
+        said, talk = capfd.readouterr()
+        everything = said + talk
+        assert "Traceback" not in everything
+        assert "this is not expected" not in everything, talk
+        # A bad photo among good ones is listed and left out; everything else ends the command.
+        assert (code == 1) or (code == 0 and '"reason"' in said), (line[0], code, everything[:300])
+        reason = said if code == 0 else " ".join(talk.split())
+        assert re.search(CASES[case].reason, reason), reason[:400]
+        assert seconds < MOST_SECONDS
+        assert watched.seen == []
+        assert not (tmp_path / "it-ran").exists()
+        assert len(talk) < 3000
+
+
+@pytest.mark.parametrize("case", ["photo_that_is_a_pipe", "photo_without_an_end", "photo_of_a_terabyte"])
+def test_predicting_a_folder_names_what_is_no_photo_and_goes_on(case, tmp_path, sound, warm, capfd):
+    warm("model")
+    place = CASES[case].build(tmp_path)
+    capfd.readouterr()
+    code, seconds = run(["predict", str(sound / "own"), str(place), "--json", "--workers", "0"])
+    said = capfd.readouterr().out
+    assert code in (0, 1)  # some could not be read
+    assert len(said.splitlines()) == 5
+    assert re.search(CASES[case].reason, said)
+    assert seconds < MOST_SECONDS
+
+
+def test_there_are_at_least_sixty_of_them():
+    assert len(CASES) >= 60
+
+
+def test_the_watch_over_files_works(watched, tmp_path):
+    watched.inside = str(tmp_path / "inside")
+    written(tmp_path / "outside.png", png())
+    (tmp_path / "made").mkdir()
+    watched.inside = ""
+    assert [seen.split()[0] for seen in watched.seen if "outside" in seen or "made" in seen] == ["open", "os.mkdir"]

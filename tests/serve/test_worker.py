@@ -1,0 +1,120 @@
+"""Faults of a real server: its worker dies or hangs, or it has no room; no accepted request is lost."""
+
+import base64
+import http.client
+import json
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from serve.serving import PATIENCE, Reply, Running, is_ready, metric, picture, served, tiny_model, until
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_model(tmp_path_factory.mktemp("worker") / "pets", depth=1)
+
+
+@pytest.fixture(scope="module")
+def server(model: Path) -> Iterator[Running]:
+    """A server that holds six images at most and is patient with them."""
+    with served(model, "limits.queue=6", "limits.batch=2", "limits.deadline=60") as running:
+        yield running
+
+
+def test_a_worker_that_is_killed_is_replaced_and_its_requests_are_answered(server: Running) -> None:
+    expected = server.post("/v1/predict", picture()).body
+    before, worker = metric(server, "vitkit_worker_restarts_total"), server.worker()
+    os.kill(worker, signal.SIGSTOP)  # so that the requests are in it for certain
+    with ThreadPoolExecutor(4) as pool:
+        asked = [pool.submit(server.post, "/v1/predict", picture()) for _ in range(4)]
+        until(lambda: metric(server, "vitkit_queue_images") == 4)
+        os.kill(worker, signal.SIGKILL)
+        until(lambda: not is_ready(server), within=2.0)
+        assert server.get("/v2/health/live").status == 200
+        assert [reply.result().status for reply in asked] == [200] * 4
+    assert {reply.result().body for reply in asked} == {expected}
+    assert is_ready(server)
+    assert metric(server, "vitkit_worker_restarts_total") == before + 1
+    assert metric(server, "vitkit_queue_images") == 0
+
+
+def test_a_worker_that_hangs_is_not_ready_within_two_seconds_and_is_replaced(server: Running) -> None:
+    worker = server.worker()
+    os.kill(worker, signal.SIGSTOP)
+    until(lambda: not is_ready(server), within=2.0)
+    assert server.get("/v2/health/live").status == 200
+    until(lambda: is_ready(server))
+    assert server.worker() != worker
+    assert server.post("/v1/predict", picture()).status == 200
+
+
+def test_what_has_no_room_is_refused_at_once_with_a_time_and_the_rest_is_answered(server: Running) -> None:
+    worker = server.worker()
+    os.kill(worker, signal.SIGSTOP)
+    try:
+        with ThreadPoolExecutor(6) as pool:
+            asked = [pool.submit(server.post, "/v1/predict", picture()) for _ in range(6)]
+            until(lambda: metric(server, "vitkit_queue_images") == 6)
+            refused = server.post("/v1/predict", picture())
+            assert refused.status == 429
+            assert int(refused.headers["retry-after"]) >= 1
+            assert refusal_before_body(server).status == 429
+            assert server.get("/v2/health/live").status == 200
+            os.kill(worker, signal.SIGCONT)
+            assert [reply.result().status for reply in asked] == [200] * 6
+    finally:
+        if worker == server.worker():
+            os.kill(worker, signal.SIGCONT)
+    until(lambda: server.post("/v1/predict", picture()).status == 200)
+
+
+def refusal_before_body(server: Running) -> Reply:
+    """What the server says to the headers of a request alone."""
+    connection = http.client.HTTPConnection(server.url.removeprefix("http://"), timeout=PATIENCE)
+    connection.putrequest("POST", "/v1/predict")
+    connection.putheader("Content-Length", "1000")
+    connection.endheaders()
+    answer = connection.getresponse()
+    try:
+        return Reply(answer.status, dict(answer.getheaders()), answer.read())
+    finally:
+        connection.close()
+
+
+def test_a_list_of_more_images_than_the_line_holds_is_taken_when_it_is_empty(server: Running) -> None:
+    body = json.dumps([base64.b64encode(picture(seed)).decode() for seed in range(9)]).encode()
+    reply = server.post("/v1/predict", body, content_type="application/json")
+    assert reply.status == 200
+    assert len(reply.json["results"]) == 9
+
+
+def test_attention_and_predictions_are_both_answered_under_load(server: Running) -> None:
+    stop = threading.Event()
+
+    def keep_asking() -> set[int]:
+        statuses = set()
+        while not stop.is_set():
+            statuses.add(server.post("/v1/predict", picture()).status)
+        return statuses
+
+    with ThreadPoolExecutor(3) as pool:
+        asking = [pool.submit(keep_asking) for _ in range(3)]
+        replies = [server.post("/v1/attention", picture(seed)).status for seed in range(3)]
+        stop.set()
+        assert set.union(*[one.result() for one in asking]) == {200}
+    assert replies == [200] * 3
+
+
+def test_a_deadline_is_kept_when_nothing_answers(model: Path) -> None:
+    with served(model, "limits.deadline=0.5") as server:
+        worker = server.worker()
+        os.kill(worker, signal.SIGSTOP)
+        reply = server.post("/v1/predict", picture())
+        assert reply.status in (503, 504)  # whether the worker counts as alive by then is a matter of milliseconds
+        assert "retry-after" in reply.headers
+        os.kill(worker, signal.SIGKILL)

@@ -32,6 +32,7 @@ format: $(VENV)/.dev
 bench: $(VENV)/.dev
 	$(BIN)/python bench/forward_backward.py
 	$(BIN)/python bench/training.py --write BENCHMARKS.md
+	$(BIN)/python bench/engines.py --write BENCHMARKS.md
 
 docs: $(VENV)/.docs
 	$(BIN)/sphinx-build -W --keep-going -b html docs docs/_build/html

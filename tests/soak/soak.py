@@ -1,11 +1,15 @@
-"""The names of promises go in; their faults are done to small runs, and a table of what was seen comes out.
+"""The names of promises go in; their faults are done to small runs and servers, and a table of what was seen comes out.
 
-python tests/soak/soak.py [--small | --full] [--only R1,R2,…] [--out FILE.json] [--keep FOLDER]
+python tests/soak/soak.py [--small | --medium | --full] [--only R1,S3,…] [--out FILE.json] [--keep FOLDER]
 """
 
 import argparse
+import contextlib
+import functools
 import json
+import math
 import platform
+import subprocess
 import sys
 import tempfile
 import time
@@ -16,11 +20,13 @@ from pathlib import Path
 if __name__ == "__main__":  # run as a script, this file's folder comes first, and would hide the package of its name
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
-from soak import damage, disks, faults, images, ranks
+from soak import attacks, damage, disks, faults, images, ranks, replaced, serving
 from soak.faults import Finding
+from soak.sizes import Size
 from soak.victim import Launcher
 
 Campaign = Callable[[Launcher, Path, bool], Finding]
+ServingCampaign = Callable[[Path, Size], Finding]
 
 CAMPAIGNS: dict[str, Campaign] = {
     "R1": lambda launcher, folder, full: faults.kills(launcher, folder, count=200 if full else 6),
@@ -48,27 +54,46 @@ CAMPAIGNS: dict[str, Campaign] = {
     "R8-stopped": lambda launcher, folder, full: ranks.stopped_rank(folder, count=3 if full else 1),
 }
 
+SERVING: dict[str, ServingCampaign] = {
+    "S1": serving.cost_of_http,
+    "S2": serving.seventy_percent,
+    "S3": serving.overload,
+    "S4": serving.slow_clients,
+    **attacks.CAMPAIGNS,
+    "S8": replaced.hit_worker,
+    "S9-stops": replaced.stopped_under_load,
+    "S9-rolling": replaced.rolling_restarts,
+    "S9-shared": replaced.shared_restarts,
+}
+
 
 def main() -> int:
     """Run the campaigns that were asked for; 1 where a promise was not kept."""
-    parser = argparse.ArgumentParser(description="Do to small runs what happens to large ones.")
+    names = [*CAMPAIGNS, *SERVING]
+    parser = argparse.ArgumentParser(description="Do to small runs and servers what happens to large ones.")
     size = parser.add_mutually_exclusive_group()
     size.add_argument("--small", action="store_true", help="a few faults of each kind (the default)")
+    size.add_argument("--medium", action="store_true", help="S*: a few minutes each; R*: as --small")
     size.add_argument("--full", action="store_true", help="as many as docs/reliability.md promises")
-    parser.add_argument("--only", default="", help="names or beginnings of names, by commas: " + ", ".join(CAMPAIGNS))
+    parser.add_argument("--only", default="", help="names or beginnings of names, by commas: " + ", ".join(names))
     parser.add_argument("--out", type=Path, help="write what was seen to this file as JSON")
     parser.add_argument("--keep", type=Path, help="leave the runs in this folder")
     arguments = parser.parse_args()
     wanted = [name for name in arguments.only.split(",") if name] or [""]
-    chosen = [name for name in CAMPAIGNS if any(name.startswith(each) for each in wanted)]
+    chosen = [name for name in names if any(name.startswith(each) for each in wanted)]
     if not chosen:
         parser.error(f"no campaign begins with {arguments.only}")
     seen = []
-    with tempfile.TemporaryDirectory() as temporary, Launcher() as launcher:
+    with tempfile.TemporaryDirectory() as temporary, contextlib.ExitStack() as stack:
+        launcher = None
         for name in chosen:
             folder = (arguments.keep or Path(temporary)).resolve() / name
             start = time.monotonic()
-            finding = attempt(CAMPAIGNS[name], launcher, folder, full=arguments.full)
+            if name in SERVING:
+                finding = attempt(functools.partial(SERVING[name], folder, chosen_size(arguments)))
+            else:
+                launcher = launcher or stack.enter_context(Launcher())
+                finding = attempt(functools.partial(CAMPAIGNS[name], launcher, folder, arguments.full))
             seen.append(row(name, finding, seconds=time.monotonic() - start))
             print_row(seen[-1])
     if arguments.out:
@@ -77,11 +102,15 @@ def main() -> int:
     return int(not all(each["kept"] for each in seen))
 
 
-def attempt(campaign: Campaign, launcher: Launcher, folder: Path, *, full: bool) -> Finding:
+def chosen_size(arguments: argparse.Namespace) -> Size:
+    return "full" if arguments.full else "medium" if arguments.medium else "small"
+
+
+def attempt(campaign: Callable[[], Finding]) -> Finding:
     """What a campaign finds; one that breaks off has found that the promise is not kept."""
     try:
-        return campaign(launcher, folder, full)
-    except (AssertionError, OSError) as error:
+        return campaign()
+    except (AssertionError, OSError, subprocess.TimeoutExpired) as error:
         return Finding("the campaign broke off", failures=[f"{type(error).__name__}: {error}"])
 
 
@@ -90,14 +119,19 @@ def row(name: str, finding: Finding, *, seconds: float) -> dict[str, object]:
         "name": name,
         "promise": finding.promise,
         "kept": finding.kept,
-        "figures": finding.figures,
+        "figures": {key: value if is_json(value) else str(value) for key, value in finding.figures.items()},
         "failures": finding.failures,
         "seconds": round(seconds),
     }
 
 
+def is_json(value: object) -> bool:
+    """Whether JSON has it: not what never happened, or has no mean."""
+    return not isinstance(value, float) or math.isfinite(value)
+
+
 def print_row(seen: dict) -> None:
-    figures = ", ".join(f"{name} {value}" for name, value in seen["figures"].items())
+    figures = ", ".join(f"{name} {value}" for name, value in seen["figures"].items() if not isinstance(value, list))
     sys.stdout.write(
         f"{seen['name']:<10} {'kept' if seen['kept'] else 'BROKEN':<6} {seen['seconds']:>5} s  {figures}\n"
     )

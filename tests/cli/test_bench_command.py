@@ -1,5 +1,6 @@
 """`vitkit bench`: every engine in every precision, timed by turns; and a recommendation that its numbers bear out."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,22 +16,28 @@ from vitkit.engine.timing import Speed, Start, by_turns, resident_bytes, started
 SETTINGS = ("width=32", "depth=1", "heads=2", "mlp_dim=32")
 
 
-@pytest.fixture
-def shell(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Shell:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "200")
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("timed")
     model = vitkit.create("Ti/16", image_size=16, patch_size=8, classes=3, settings=SETTINGS)
     for parameter in model.parameters():
         parameter.data.normal_(0.0, 0.3)
-    vitkit.save(model, "model", labels=["cat", "dog", "owl"])
-    photos(tmp_path / "photos", each=10)
+    vitkit.save(model, folder / "model", labels=["cat", "dog", "owl"])
+    rotary = vitkit.create("Ti/16", image_size=16, settings=(*SETTINGS, "positions.kind=rotary"))
+    vitkit.save(rotary, folder / "rotary")
+    photos(folder / "photos", each=10)
+    return folder
+
+
+@pytest.fixture
+def shell(capsys: pytest.CaptureFixture[str], place: Path, monkeypatch: pytest.MonkeyPatch) -> Shell:
+    monkeypatch.chdir(place)
+    monkeypatch.setenv("COLUMNS", "200")
     return Shell(capsys)
 
 
 def test_json_has_every_engine_in_every_precision(shell: Shell) -> None:
-    said = shell(
-        "bench", "model", "--images", "photos", "--batch", "1,4", "--seconds", 0.01, "--device", "cpu", "--json"
-    )
+    said = shell("bench", "model", "--images", "photos", "--batch", "1,4", "--seconds", 0, "--device", "cpu", "--json")
     assert said.code == 0
     found = said.json
     assert found.keys() == {"model", "device", "threads", "agreement", "results", "recommendation"}
@@ -52,11 +59,12 @@ def test_json_has_every_engine_in_every_precision(shell: Shell) -> None:
 
 
 def test_merged_tokens_are_timed_beside_the_others(shell: Shell) -> None:
-    options = ("--batch", "2", "--precision", "fp32,int8", "--merge", 1, "--seconds", 0, "--device", "cpu", "--json")
+    options = ("--batch", "2", "--precision", "int8", "--merge", 1, "--seconds", 0, "--device", "cpu", "--json")
     found = shell("bench", "model", *options).json
-    merging = [row for row in found["results"] if row["merge"] == 1]
-    assert [(row["precision"], row["kind"]) for row in merging] == [("fp32", "merging"), ("int8", "merging")]
-    assert all("1 token merged a layer" in row["engine"] for row in merging)
+    (merging,) = [row for row in found["results"] if row["merge"] == 1]
+    assert (merging["precision"], merging["kind"]) == ("int8", "merging")
+    assert "1 token merged a layer" in merging["engine"]
+    assert {row["merge"] for row in found["results"]} == {0, 1}
 
 
 def test_people_get_a_table_and_a_sentence(shell: Shell) -> None:
@@ -94,7 +102,7 @@ MISTAKES = [
     (["model", "--batch", ","], 2, "the list is empty"),
     (["model", "--precision", "fp16"], 2, "'fp16' is none of fp32, bf16, int8"),
     (["nowhere"], 1, "nowhere"),
-    (["BiT-R50x1", "--merge", "4"], 1, "only a Vision Transformer has tokens to merge"),
+    (["rotary", "--merge", "4"], 1, "tokens can be merged only where all positions are added at the stem"),
     (["model", "--images", "nowhere"], 1, "nowhere"),
 ]
 
@@ -130,6 +138,9 @@ def test_the_fastest_that_says_the_same_is_recommended() -> None:
     assert recommend([exact, row("int8", 90, 1.0)]).startswith("Use fp32, which nothing here outruns")
     merging = row("fp32", 150, 1.0, merge=8)
     assert recommend([exact, merging]).startswith("Use --precision fp32 --merge 8: it is 1.5 × as fast as fp32")
+    features = Agreement(images=64, same_top1=1.0, largest_difference=0.1, mean_difference=0.01, of_logits=False)
+    advice = recommend([exact, replace(row("int8", 300, 1.0), agreement=features)])
+    assert advice.endswith("and the features of 64 of 64 images kept their direction.")
     assert "see what it changes with --images" in recommend([exact, row("int8", 300, 1.0, images=1)])
     assert "your own model and --images tell" in recommend([row("fp32", 100, None), row("int8", 300, None)])
 

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from vitkit.cli import doctor
+from vitkit.cli import doctor, hardware
 from vitkit.cli.main import main
+from vitkit.engine import choose
 
 KEYS = {
     *("versions", "executable", "platform", "cpu", "memory", "environment"),
@@ -136,6 +137,14 @@ def test_a_broken_torch_is_reported(tmp_path: Path) -> None:
     assert "torch" in found["advice"]
 
 
+def test_an_engine_that_cannot_be_asked_after_is_not_a_broken_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> str:
+        raise RuntimeError("no such thing")
+
+    monkeypatch.setattr(choose, "describe_native", fail)
+    assert doctor.read_native() == "broken: RuntimeError: no such thing"
+
+
 @pytest.mark.parametrize(
     ("line", "parsed"),
     [
@@ -169,16 +178,16 @@ def test_the_install_line_survives_printing(
 
 
 def test_instruction_sets_are_read_on_every_system() -> None:
-    assert doctor.parse_cpuinfo("processor\t: 0\nmodel name\t: Xeon: X\nflags\t\t: fma AVX2\n") == (
+    assert hardware.parse_cpuinfo("processor\t: 0\nmodel name\t: Xeon: X\nflags\t\t: fma AVX2\n") == (
         "Xeon: X",
         {"fma", "avx2"},
     )
-    assert doctor.parse_cpuinfo("Features : asimd bf16\nModel : Raspberry Pi 5") == (
+    assert hardware.parse_cpuinfo("Features : asimd bf16\nModel : Raspberry Pi 5") == (
         "Raspberry Pi 5",
         {"asimd", "bf16"},
     )
-    assert doctor.parse_cpuinfo("") == ("", set())
-    assert doctor.parse_sysctl("hw.optional.arm.FEAT_BF16: 1\nhw.optional.AdvSIMD: 1\nhw.optional.avx2_0: 0") == {
+    assert hardware.parse_cpuinfo("") == ("", set())
+    assert hardware.parse_sysctl("hw.optional.arm.FEAT_BF16: 1\nhw.optional.AdvSIMD: 1\nhw.optional.avx2_0: 0") == {
         "bf16",
         "advsimd",
     }

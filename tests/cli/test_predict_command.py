@@ -240,6 +240,35 @@ def test_where_no_image_can_be_read_agreement_is_not_known(shell: Shell, tmp_pat
     assert (said.code, "agreement with fp32 is not known" in said.talk) == (1, True)
 
 
+def test_a_part_without_images_knows_how_far_the_others_agree(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    monkeypatch.setenv("RANK", "0")
+    said = shell("predict", "run", "photos/cat/00.png", "photos/dog/00.png", "--out", "a.csv", "--precision", "int8")
+    assert said.code == 0
+    about = json.loads(Path("a-00000-of-00003.csv.json").read_text())
+    assert (about["images"], about["agreement"]["images"]) == (0, 2)
+
+
+def test_what_is_done_needs_no_model_any_more(shell: Shell, tmp_path: Path) -> None:
+    assert shell("predict", "run", "photos", "--out", "answers.csv").code == 0
+    (tmp_path / "run").unlink()
+    again = shell("predict", "run", "photos", "--out", "answers.csv")
+    assert (again.code, "done already" in again.talk) == (0, True)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "int8"])
+def test_an_answer_that_is_no_number_is_an_error_and_stays_json(shell: Shell, precision: str) -> None:
+    model = vitkit.load("run")
+    model.head.weight.data.fill_(float("nan"))
+    vitkit.save(model, "damaged")
+    said = shell("predict", "damaged", "photos/cat", "--json", "--precision", precision)
+    assert said.code == 1  # not one was answered
+    assert [set(row) for row in lines(said.out)] == [{"file", "error"}] * 6
+    assert "NaN" not in said.out
+    written = shell("predict", "damaged", "photos/cat", "--out", "answers.jsonl", "--precision", precision, "--json")
+    assert len(written.json["bad"]) == 6
+
+
 def test_the_first_start_says_that_it_builds(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(choose, "needs_building", lambda *_, **__: True)
     said = shell("predict", "run", "photos/cat/00.png")

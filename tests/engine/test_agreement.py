@@ -1,5 +1,7 @@
 """Agreement counts images with the same first class and says how far numbers lie apart."""
 
+import json
+
 import pytest
 import torch
 from model_cases import images_for, random_vit, small
@@ -53,6 +55,18 @@ def test_without_classes_features_are_compared() -> None:
     assert not found.of_logits
     assert found.same_top1 == 1.0  # 8 bits of each number turn no vector by 8 degrees
     assert "features" in str(found)
+
+
+@pytest.mark.parametrize("classes", [0, 5])
+def test_what_is_no_number_agrees_with_nothing(classes: int) -> None:
+    model = random_vit(small(classes=classes))
+    images = images_for(small(), batch=3)
+    images[1] = torch.nan
+    found = agreement(written(model), model, [images])
+    assert found.same_top1 == pytest.approx(2 / 3)
+    assert found.of_logits == bool(classes)
+    json.dumps(found.to_json(), allow_nan=False)  # or it fails
+    assert found.to_json()["largest_difference"] is None
 
 
 def test_no_images_are_no_agreement() -> None:

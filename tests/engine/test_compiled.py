@@ -66,6 +66,7 @@ def test_a_compiler_that_fails_costs_a_warning_and_no_answer(monkeypatch: pytest
     with pytest.warns(UserWarning, match="goes on without: Cannot find a working triton"):
         found = engine.answer(images)[1]
     assert engine.name == "torch, as written, on cpu in float32"
+    assert not found.is_inference()
     with torch.no_grad():
         assert torch.equal(found, model(images))
     engine.answer(images)  # and is not tried again

@@ -1,5 +1,7 @@
 """Every engine gives the answers of the model as written: in fp32 the same numbers, in fewer bits nearly so."""
 
+from typing import Any
+
 import pytest
 import torch
 from model_cases import CASES, fresh, images_for, randomised, shrunk, small
@@ -74,17 +76,34 @@ def test_the_model_as_written_gives_the_same_bits() -> None:
         assert torch.equal(written(model).answer(images)[1], model(images))
 
 
+@pytest.mark.parametrize("kind", ["prepacked", "chosen"])
 @pytest.mark.parametrize("precision", ["bf16", "int8"])
 @pytest.mark.parametrize("name", ["learned_1d-stem", "map-swiglu", "layer-scale", "erf", "axial-map", "hybrid", "BiT"])
-def test_fewer_bits_move_logits_a_little(name: str, precision: str) -> None:
+def test_fewer_bits_move_logits_a_little(name: str, precision: str, kind: str) -> None:
     config = SEVERAL[name]
     model, images = ready(config), images_for(config, batch=4)
     with torch.no_grad():
         expected = model(images)
-    found = engine_for(model, precision=precision).answer(images)[1]
+    make = prepacked if kind == "prepacked" else engine_for
+    found = make(model, precision=precision).answer(images)[1]
     # A weight in bf16 is off by 2⁻⁹ of itself, in int8 by 1/254 of the largest: over two layers, parts in a hundred.
     assert (found - expected).norm() < 0.05 * expected.norm()
     assert precision == "bf16" or name == "BiT" or not torch.allclose(found, expected, atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("engine", [written, prepacked], ids=lambda make: make.__name__)
+def test_a_probe_can_be_trained_on_features(engine: Any) -> None:
+    found = engine(ready(small())).answer(images_for(small()))
+    for numbers in found:
+        torch.nn.Linear(numbers.shape[1], 2)(numbers).sum().backward()
+
+
+def test_a_resnet_in_int8_says_that_it_stays_in_fp32() -> None:
+    config = SEVERAL["BiT"]
+    model, images = ready(config), images_for(config, batch=2)
+    engine = engine_for(model, precision="int8")
+    assert "in fp32" in engine.name
+    assert torch.equal(engine.answer(images)[1], prepacked(model).answer(images)[1])
 
 
 @pytest.mark.parametrize("precision", ["bf16", "int8"])

@@ -1,6 +1,7 @@
 """The native engine answers as the model does, in each precision, in any batch, with any number of threads."""
 
 import multiprocessing
+import platform
 import subprocess
 import sys
 import threading
@@ -154,6 +155,45 @@ def test_what_is_not_a_number_does_not_come_out_as_one(value) -> None:
         assert logits[1].isnan().all()
 
 
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "int8"])
+def test_what_is_not_a_number_is_forgotten_with_its_image(precision) -> None:
+    """A patch of an odd number of values leaves half a word over, in memory that an earlier image has used."""
+    settings = ("depth=1", "width=64", "heads=2", "mlp_dim=33")
+    model = vitkit.create("Ti/16", image_size=21, patch_size=7, channels=1, classes=3, settings=settings).eval()
+    engine, images = NativeEngine(model, precision=precision, threads=1), torch.randn(1, 1, 21, 21)
+    before = engine.features(images)
+    engine.features(torch.full_like(images, torch.nan))
+    assert torch.equal(engine.features(images), before)
+
+
+@pytest.mark.parametrize("name", ["blocks.0.attn.qkv.weight", "blocks.1.mlp.fc1.weight", "patch_embed.proj.weight"])
+def test_a_model_with_a_weight_that_is_not_a_number_gives_none(name) -> None:
+    """One weight of a key alone must do it: the softmax of what is not a number is none either."""
+    for bits in (0x7FC00000, 0x7FFFFFFF):  # the usual NaN, and one that rounding to bfloat16 would carry to a number
+        model = model_with(*SMALL)
+        with torch.no_grad():
+            weight = model.get_parameter(name)
+            weight[60 if "qkv" in name else 5].view(-1)[3] = torch.tensor(bits, dtype=torch.int32).view(torch.float32)
+        images = images_for(model, 2)
+        assert wanted(model, images)[1].isnan().all()
+        for precision in ("fp32", "bf16", "int8"):
+            assert native(model, precision=precision).answer(images)[1].isnan().all(), precision
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="denormal numbers are slow on x86, and not elsewhere")
+def test_denormal_pixels_which_would_be_slow_count_as_zero_and_only_there() -> None:
+    settings = (*SMALL, "pooling=mean", "positions.kind=none", "tokens.class_token=false")
+    model = vitkit.create("Ti/16", image_size=16, patch_size=8, classes=3, settings=settings).eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith("bias"):
+                parameter.zero_()
+    images = torch.full((5, 3, 16, 16), 1e-39) * torch.randn(5, 3, 16, 16)
+    assert wanted(model, images)[0].any()
+    assert not NativeEngine(model, threads=2).features(images).any()
+    assert (torch.tensor([1e-39]) * 0.5).item() > 0  # the caller's own arithmetic is as it was
+
+
 def test_a_model_without_numbers_is_refused() -> None:
     with pytest.raises(ConfigError, match="no numbers"):
         native(vitkit.create("Ti/16", device="meta"))
@@ -185,6 +225,9 @@ def test_what_it_does_not_run_is_said_in_words() -> None:
     assert "ResNets" in reason("BiT-R50x1")
     assert "axial" in reason("Axial-B/16")
     assert "relative" in reason("Ti/16", "positions.kind=relative")
+    poster = vitkit.create("Ti/16", image_size=160, patch_size=160, device="meta")
+    assert reason_against(poster, "fp32") is None
+    assert "76,800 values in int8" in (reason_against(poster, "int8") or "")  # its sums could pass 32 bits
     assert {reason(name) for name in ("Ti/16", "S/32", "B/8", "L/16", "H/14")} == {"none"}
     with pytest.raises(ConfigError, match="hybrids"):
         native(vitkit.create("R+Ti/16", device="meta"))
@@ -236,6 +279,24 @@ def test_a_forked_child_answers_too() -> None:
     child.join(60)
     assert child.exitcode == 0
     assert torch.equal(engine.features(images), before)
+
+
+def test_a_process_may_end_while_another_thread_is_answered() -> None:
+    script = (
+        "import threading, torch, vitkit\n"
+        "from vitkit.engine.native.encoder import NativeEngine\n"
+        "model = vitkit.create('Ti/16', image_size=64, patch_size=4, settings=['depth=4']).eval()\n"
+        "engine, images, busy = NativeEngine(model, threads=2), torch.rand(8, 3, 64, 64), threading.Event()\n"
+        "features = torch.empty(8, 192)\n"
+        "def ask():\n"
+        "    while True:\n"
+        "        engine._call(images, features=features)  # of torch's own calls, some abort a process that ends\n"
+        "        busy.set()\n"
+        "threading.Thread(target=ask, daemon=True).start()\n"
+        "busy.wait()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, check=False, timeout=120)
+    assert (done.returncode, done.stderr) == (0, b"")
 
 
 def test_idle_threads_sleep() -> None:

@@ -1,5 +1,7 @@
 """The native library is compiled once, whole, and said why where it cannot be."""
 
+import os
+import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -63,6 +65,55 @@ def test_a_damaged_library_is_made_anew(cache, damage) -> None:
     assert library() == path
     assert path.read_bytes()[:4] == whole[:4]
     assert is_built()
+
+
+def test_the_folder_is_ones_own_and_the_library_writable_for_nobody_else(cache) -> None:
+    before = os.umask(0)
+    try:
+        path = library()
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE(cache.stat().st_mode) == 0o700
+    assert not path.stat().st_mode & 0o022
+    path.chmod(0o777)
+    assert not is_built()
+    assert library() == path
+    assert not path.stat().st_mode & 0o022
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o1777, 0o775])
+def test_what_others_can_put_into_a_shared_folder_is_not_loaded(cache, mode) -> None:
+    planted = library()
+    cache.chmod(mode)
+    assert not is_built()
+    own = library()
+    assert own.parent == cache / f"of-{os.geteuid()}"
+    assert stat.S_IMODE(own.parent.stat().st_mode) == 0o700
+    assert (is_built(), library(), planted.exists()) == (True, own, True)
+    own.parent.chmod(0o777)
+    assert not is_built()
+    with pytest.raises(EngineError, match="others can write to"):
+        library()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file to somebody else")
+@pytest.mark.parametrize("what", ["library", "folder"])
+def test_what_belongs_to_somebody_else_is_not_loaded(cache, what) -> None:
+    path = library()
+    os.chown(path if what == "library" else cache, 12345, 12345)
+    assert not is_built()
+    made = library()
+    assert made.stat().st_uid == made.parent.stat().st_uid == 0
+
+
+def test_a_compiler_that_speaks_in_other_letters_is_quoted_all_the_same(cache, monkeypatch, tmp_path) -> None:
+    own = tmp_path / "compiler"
+    own.write_bytes(b"#!/bin/sh\nprintf 'error: \\377\\376 no\\n' >&2\nexit 1\n")
+    own.chmod(0o755)
+    monkeypatch.setenv("CXX", str(own))
+    with pytest.raises(EngineError, match="could not compile"):
+        library()
+    assert libraries(cache) == []
 
 
 def test_without_a_compiler_it_says_so_and_leaves_nothing(cache, monkeypatch) -> None:

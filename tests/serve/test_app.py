@@ -144,6 +144,7 @@ def test_models_are_listed_and_described(server: Running) -> None:
         "parameters": listed[0]["parameters"],
         "attention": True,
         "agreement": None,
+        "agreed": None,
     }
     page = server.get("/v1/models/sky").json
     assert page["labels"] == [f"class-{number}" for number in range(5)]
@@ -206,6 +207,14 @@ def test_another_method_is_refused_and_the_right_one_named(server: Running) -> N
     reply = request(f"{server}/v1/predict", method="DELETE")
     assert_refused(reply, 405, "DELETE")
     assert reply.headers["allow"] == "POST"
+
+
+def test_head_is_answered_as_get_without_a_body(server: Running) -> None:
+    for path in ("/", "/v2/health/ready", "/v1/models", "/nothing"):
+        said, asked = request(f"{server}{path}", method="HEAD"), server.get(path)
+        assert (said.status, said.body) == (asked.status, b"")
+        assert said.headers["content-length"] == str(len(asked.body))
+    assert request(f"{server}/v1/predict", method="HEAD").status == 405
 
 
 def test_turned_photos_are_upright_and_nothing_of_their_metadata_comes_back(

@@ -46,7 +46,12 @@ class Desk:
 
 
 def run(story: Callable[[], Awaitable[None]]) -> None:
-    asyncio.run(story())  # type: ignore[arg-type]
+    """Let a story happen; one in which somebody waits for ever is a failure."""
+
+    async def told() -> None:
+        await asyncio.wait_for(story(), 20.0)
+
+    asyncio.run(told())
 
 
 def test_the_worker_has_two_batches_at_most_and_gets_more_as_it_answers() -> None:
@@ -119,6 +124,24 @@ def test_attention_that_waited_for_half_its_time_goes_first() -> None:
         desk.line.looking[0].arrived -= 6
         desk.answer(1)
         assert 2 in desk.sent
+        for number in (2, 3, 4):
+            desk.answer(number)
+        assert await desk.results() == [200] * 4
+
+    run(story)
+
+
+def test_while_one_looks_for_attention_others_do_not_keep_predictions_from_going() -> None:
+    async def story() -> None:
+        desk = Desk(batch=2, queue=10)
+        for _ in range(2):
+            await desk.ask("attention")
+        desk.line.looking[0].arrived -= 6  # it may go before predictions, but not beside another of its kind
+        for _ in range(2):
+            await desk.ask()
+        assert desk.sent == [1, 3, 4]
+        desk.answer(1)
+        assert desk.sent == [1, 3, 4, 2]
         for number in (2, 3, 4):
             desk.answer(number)
         assert await desk.results() == [200] * 4
@@ -237,3 +260,24 @@ def test_messages_survive_any_cut_of_their_bytes(messages: list[tuple[dict[str, 
     for begin, end in zip([0, *cuts], [*cuts, len(sent)], strict=True):
         found += list(frames.feed(sent[begin:end]))
     assert found == messages
+
+
+def test_attention_goes_in_its_time_though_the_worker_always_has_one_prediction() -> None:
+    """Two clients who ask again as soon as they are answered: nobody waits, and the worker is never without work."""
+
+    async def story() -> None:
+        desk = Desk(batch=2, queue=10)
+        await desk.ask()
+        await desk.ask("attention")
+        for number in range(3, 9):
+            await desk.ask()
+            desk.answer(1 if number == 3 else number - 1)
+        assert 2 not in desk.sent
+        desk.line.looking[0].arrived -= 6
+        await desk.ask()
+        assert 2 in desk.sent
+        for number in (2, 8, 9):
+            desk.answer(number)
+        assert await desk.results() == [200] * 9
+
+    run(story)

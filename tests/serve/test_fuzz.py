@@ -107,6 +107,16 @@ def test_a_label_that_is_hostile_comes_out_as_data(server):
     assert "\x1b" not in "".join(server.talk)
 
 
+@pytest.mark.parametrize(("off_by", "status"), [(0, 200), (1, 400), (-1, 400)])
+def test_a_raw_size_that_is_not_so_is_refused(off_by, status, server):
+    file = picture()
+    raw = len(file).to_bytes(4, "little") + file
+    size = {"binary_data_size": len(raw) + off_by}
+    head = json.dumps({"inputs": [{"name": "image", "datatype": "BYTES", "shape": [1], "parameters": size}]}).encode()
+    sent = server.post("/v2/models/model/infer", head + raw, **{"Inference-Header-Content-Length": str(len(head))})
+    assert sent.status == status
+
+
 def test_nothing_but_the_loopback_is_bound(server: Running):
     host = server.url.removeprefix("http://").rpartition(":")[0]
     assert host == "127.0.0.1"

@@ -152,6 +152,9 @@ def tensor(**changes: Any) -> dict[str, Any]:
         {"inputs": [tensor(name="pixels", datatype="FP32", shape=[1, 3, 32, 32], data=[1.0])]},
         {"inputs": [tensor(name="pixels", datatype="FP32", shape=[1, 3, 32, 31], data=[0.0] * 2976)]},
         {"inputs": [tensor(name="pixels", datatype="FP32", shape=[1, 3, 32, 32], data=["x"] * 3072)]},
+        {"inputs": [tensor(name="pixels", datatype="FP32", shape=[1, 3, 32, 32], data=["0.5"] * 3072)]},
+        {"inputs": [tensor(name="pixels", datatype="FP32", shape=[1, 3, 32, 32], data=[True] * 3072)]},
+        {"inputs": [tensor(name="pixels", datatype="FP32", shape=[1, 3, 32, 32], data=[10**400] * 3072)]},
         {"inputs": [tensor(name="pixels", datatype="FP32", shape=[1, 3, 32, 32], data=[1e300] * 3072)]},
         {"inputs": [tensor(name="pixels", datatype="FP32", shape=[1, 3, 32, 32], data=[[0.0], [0.0, 1.0]])]},
         {"inputs": [tensor(name="pixels", datatype="FP32", shape=[1, 3, 32, 32], data={"a": 1})]},
@@ -180,6 +183,7 @@ ONE_FILE = {"name": "image", "datatype": "BYTES", "shape": [1]}
         raw({"inputs": [ONE_FILE | {"parameters": {"binary_data_size": 3}}]}, b"ab"),
         raw({"inputs": [ONE_FILE | {"parameters": {"binary_data_size": "2"}}]}, b"ab"),
         raw({"inputs": [ONE_FILE]}, b"ab"),
+        raw({"inputs": [tensor(parameters={"binary_data_size": 6})]}, struct.pack("<I", 2) + b"hi"),
         raw({"inputs": [ONE_FILE]}, b"", size="99999"),
         raw({"inputs": [ONE_FILE]}, b"", size="-1"),
         raw({"inputs": [ONE_FILE]}, b"", size="one"),
@@ -222,3 +226,14 @@ def test_too_many_images_and_pixels_out_of_range_are_refused(server: Running) ->
     assert server.post("/v2/models/pets/infer", json.dumps(many).encode()).status == 413
     far = {"inputs": [tensor(name="pixels", datatype="FP32", shape=[1, 3, 32, 32], data=[3e38] * 3072)]}
     assert server.post("/v2/models/pets/infer", json.dumps(far).encode()).status in (200, 422)
+
+
+def test_more_images_than_the_line_was_told_of_are_refused_wherever_the_shape_stands(server: Running) -> None:
+    """The line counts images by the first shape that it sees; who shows it another one gains nothing."""
+    files = [base64.b64encode(picture(seed)).decode() for seed in range(3)]
+    inputs = [{"name": "image", "datatype": "BYTES", "data": files, "shape": [3]}]  # behind thousands of bytes of data
+    assert server.post("/v2/models/pets/infer", json.dumps({"inputs": inputs}).encode()).status == 200
+    hidden = {"id": "x" * 5000, "inputs": inputs, "parameters": {"x": "y" * 5000}}
+    assert server.post("/v2/models/pets/infer", json.dumps(hidden).encode()).status == 200
+    lie = {"parameters": {"shape": [1]}, "inputs": inputs}
+    assert server.post("/v2/models/pets/infer", json.dumps(lie).encode()).status == 413

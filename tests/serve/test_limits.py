@@ -251,6 +251,8 @@ def test_a_token_that_is_nearly_right_is_wrong(server: Running, given: str) -> N
     [
         ("localhost", 200),
         ("LOCALHOST:80", 200),
+        ("localhost.:80", 200),
+        ("localhost..", 400),
         ("127.0.0.1:1", 200),
         ("[::1]:8000", 200),
         ("pets.example", 200),

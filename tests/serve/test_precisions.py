@@ -1,10 +1,13 @@
 """One model in two precisions on a real server: both have names, the second says how far it agrees with the first."""
 
+import os
+import shutil
+import signal
 from pathlib import Path
 
 import numpy as np
 import pytest
-from serve.serving import picture, request, served, tiny_model
+from serve.serving import is_ready, picture, request, served, tiny_model, until
 
 from vitkit.predict.predictor import Predictor
 
@@ -33,6 +36,14 @@ def test_each_precision_has_a_name_and_the_second_its_agreement(folder: Path) ->
         # Int8 is right to about a hundredth of the range, and not right to a millionth: it is another engine.
         assert 1e-6 < np.abs(said - exact).max() / np.abs(exact).max() < 0.1
         request(f"{server}/v1/%1b[31mred")
+        assert "of 6 images" in second["agreed"]
+        # A worker that replaces another measures nothing again, so that it is there soon: the images may be gone.
+        shutil.rmtree(folder / "photos")
+        worker = server.worker()
+        os.kill(worker, signal.SIGKILL)
+        until(lambda: not is_ready(server))
+        until(lambda: is_ready(server))
+        assert server.get("/v1/models").json["models"] == [first, second]
     talk = "".join(server.talk)
     assert "6 of 6 images" in talk or "of 6 images" in talk
     assert "POST /v1/features 200" in talk

@@ -1,6 +1,6 @@
 """`vitkit bench`: a model goes in; how fast each engine and precision runs it here, and how exactly, comes out."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -117,9 +117,11 @@ def command(
     from vitkit.core.shapes import sides
     from vitkit.engine.choose import build_failure, reason_against_native
     from vitkit.engine.devices import choose_device
+    from vitkit.engine.merging import check_merging
 
     place = choose_device(device)
     subject, calibration, note = subject_of(model, images)
+    check_merging(subject, merge)  # before anything is compiled
     build_if_needed(subject, EngineChoice(), device=place)
     if place.type == "cpu" and (reason := reason_against_native(subject, precision="fp32") or build_failure()):
         tell(f"without the native engine: {reason}")
@@ -196,9 +198,7 @@ def makers_of(subject: "Model", *, device: "torch.device", precisions: Sequence[
     from vitkit.core.errors import ConfigError
     from vitkit.engine.choose import engine_for, kinds, made
     from vitkit.engine.engine import check_precision
-    from vitkit.engine.merging import check_merging
 
-    check_merging(subject, merge)
     makers = []
     for precision in map(check_precision, precisions):
         known = kinds(subject, precision=precision, device=device)
@@ -211,6 +211,28 @@ def makers_of(subject: "Model", *, device: "torch.device", precisions: Sequence[
     if not makers:
         raise ConfigError("nothing to time", got=f"{', '.join(precisions)} on {device}", hint="int8 is for the CPU")
     return makers
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ready:
+    """An engine that is made, and what is known of it before it is timed."""
+
+    maker: Maker
+    engine: "Engine"
+    start: "Start"
+    agreement: "Agreement | None"
+
+    def timed(self, speeds: "tuple[Speed, ...]") -> Row:
+        """Its row, once it is."""
+        return Row(
+            kind=self.maker.kind,
+            precision=self.maker.precision,
+            merge=self.maker.merge,
+            engine=self.engine.name,
+            start=self.start,
+            agreement=self.agreement,
+            speeds=speeds,
+        )
 
 
 def measure(
@@ -226,44 +248,46 @@ def measure(
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
     from vitkit.core.shapes import pair
-    from vitkit.engine.agreement import asked, compared
-    from vitkit.engine.timing import random_images, speeds, started
-    from vitkit.engine.written import written
+    from vitkit.engine.timing import random_images, speeds
 
-    channels, image_size = subject.config.channels, pair(subject.config.image_size)
-    first = random_images(channels, image_size, batch=1)
-    reference = written(subject, device=device)
-    reference.answer(first)  # what torch sets up once is no engine's cost
+    images = partial(random_images, subject.config.channels, pair(subject.config.image_size))
     talk = talk_console()
     columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
     with Progress(*columns, console=talk, transient=True, disable=not talk.is_terminal) as progress:
         task = progress.add_task("making engines", total=len(makers) * (1 + len(batches)))
-        expected = asked(reference, calibration) if calibration else None
-        engines: list[Engine] = []
-        found: list[tuple[Start, Agreement | None]] = []
-        for maker in makers:
-            engine, start = started(maker.make, first, device=device)
-            agrees = None if expected is None else compared(asked(engine, calibration), expected)
-            engines.append(engine)
-            found.append((start, agrees))
+        engines = []
+        for ready in made_ready(subject, makers, calibration, first=images(batch=1), device=device):
+            engines.append(ready)
             progress.advance(task)
         timed: list[list[Speed]] = []
         for batch in map(int, batches):
             progress.update(task, description=f"timing batches of {batch}")
-            shown = random_images(channels, image_size, batch=batch)
-            timed.append(speeds(engines, shown, seconds=seconds, progress=lambda share: progress.advance(task, share)))
-    return [
-        Row(
-            kind=maker.kind,
-            precision=maker.precision,
-            merge=maker.merge,
-            engine=engine.name,
-            start=start,
-            agreement=agrees,
-            speeds=tuple(reached),
-        )
-        for maker, engine, (start, agrees), *reached in zip(makers, engines, found, *timed, strict=True)
-    ]
+            asked = [ready.engine for ready in engines]
+            advance = partial(progress.advance, task)
+            timed.append(speeds(asked, images(batch=batch), seconds=seconds, progress=advance))
+    return [ready.timed(reached) for ready, reached in zip(engines, zip(*timed, strict=True), strict=True)]
+
+
+def made_ready(
+    subject: "Model",
+    makers: Sequence[Maker],
+    calibration: "list[torch.Tensor]",
+    *,
+    first: "torch.Tensor",
+    device: "torch.device",
+) -> Iterator[Ready]:
+    """Make the engines one by one, and compare what each says of the images with what the model as written does."""
+    from vitkit.engine.agreement import asked, compared
+    from vitkit.engine.timing import started
+    from vitkit.engine.written import written
+
+    reference = written(subject, device=device)
+    reference.answer(first)  # what torch sets up once is no engine's cost
+    expected = asked(reference, calibration) if calibration else None
+    for maker in makers:
+        engine, start = started(maker.make, first, device=device)
+        agrees = None if expected is None else compared(asked(engine, calibration), expected)
+        yield Ready(maker=maker, engine=engine, start=start, agreement=agrees)
 
 
 def recommend(rows: Sequence[Row]) -> str:
@@ -277,18 +301,24 @@ def recommend(rows: Sequence[Row]) -> str:
         return f"Use fp32, which nothing here outruns: {exact.engine}."
     for row in faster:
         times = row.speeds[-1].images_per_second / exact.speeds[-1].images_per_second
-        agrees = row.agreement
-        if times < WORTH_IT or (agrees is not None and agrees.same_top1 < SAME_ENOUGH):
-            continue
-        options = f"--precision {row.precision}" + (f" --merge {row.merge}" if row.merge else "")
-        fact = f"{times:.1f} × as fast as fp32 with batches of {row.speeds[-1].batch}"
-        if agrees is None:
-            return f"{options} is {fact}; whether it says the same, your own model and --images tell."
-        if agrees.images < ENOUGH_IMAGES:
-            return f"{options} is {fact}; before you use it, see what it changes with --images."
-        kept = f"{round(agrees.same_top1 * agrees.images)} of {counted(agrees.images, 'image')} kept their class"
-        return f"Use {options}: it is {fact}, and {kept}. vitkit eval tells its accuracy on labelled images."
+        if times >= WORTH_IT and (row.agreement is None or row.agreement.same_top1 >= SAME_ENOUGH):
+            return praise(row, times=times)
     return "Use fp32: nothing else is both faster by a fifth and in agreement with it."
+
+
+def praise(row: Row, *, times: float) -> str:
+    """What speaks for an engine that is so many times as fast as fp32, and what is still to be seen."""
+    options = f"--precision {row.precision}" + (f" --merge {row.merge}" if row.merge else "")
+    fact = f"{times:.1f} × as fast as fp32 with batches of {row.speeds[-1].batch}"
+    agrees = row.agreement
+    if agrees is None:
+        return f"{options} is {fact}; whether it says the same, your own model and --images tell."
+    if agrees.images < ENOUGH_IMAGES:
+        return f"{options} is {fact}; before you use it, see what it changes with --images."
+    kept = f"{round(agrees.same_top1 * agrees.images)} of {counted(agrees.images, 'image')} kept their"
+    if not agrees.of_logits:
+        return f"Use {options}: it is {fact}, and the features of {kept} direction."
+    return f"Use {options}: it is {fact}, and {kept} class. vitkit eval tells its accuracy on labelled images."
 
 
 def print_rows(rows: Sequence[Row]) -> None:

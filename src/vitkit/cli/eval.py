@@ -15,9 +15,11 @@ if TYPE_CHECKING:
     import torch
     from rich.console import Console
 
+    from vitkit.checkpoints.native import Artefact
+    from vitkit.data.verify import BadFile
     from vitkit.engine.engine import Engine
     from vitkit.evaluate.judgement import Judgement
-    from vitkit.evaluate.protocols import Prepared
+    from vitkit.evaluate.protocols import Judged, Prepared
     from vitkit.evaluate.real import RealAccuracy
     from vitkit.zoo.lookup import Model
 
@@ -64,13 +66,11 @@ def command(
     vitkit eval ViT-B_16.npz imagenet --real real.json
     vitkit eval ViT-B_16.npz imagenet-a --label-map imagenet-a
     """
-    from rich.progress import Progress
-
     from vitkit.checkpoints.foreign import load
     from vitkit.data.sources.detect import open_data
     from vitkit.engine.devices import choose_device
     from vitkit.evaluate.judging import choose_split, known_classes
-    from vitkit.evaluate.protocols import Protocol, judge_by, prepare
+    from vitkit.evaluate.protocols import Protocol, prepare
     from vitkit.train.folder import RunFolder
     from vitkit.train.images import as_divided_for
 
@@ -85,42 +85,17 @@ def command(
         talk.print("warning: these are images to learn from; the model may have seen them", style="yellow")
     talk.print(safe_text(f"{found.kind}: {len(source):,} images of split {name}"), soft_wrap=True)
     tell_map(prepared, talk)
-    choice = asked()
-    engine = asked_engine(artefact.model(), choice, device=place) if choice.changes_answers else None
-    with Progress(console=talk, transient=True, disable=not talk.is_terminal) as progress:
-        sound, bad = sound_images(
-            prepared.source, place=data, channels=artefact.preprocessing.channels, workers=workers, progress=progress
-        )
-        ways = [None] if engine is None else [None, engine]
-        task = progress.add_task("judging", total=len(sound) * len(ways))
-        judged, *other = [
-            judge_by(
-                artefact,
-                replace(prepared, source=sound),
-                workers=workers,
-                batch_size=batch_size,
-                device=place,
-                engine=way,
-                progress=lambda images: progress.advance(task, images),
-            )
-            for way in ways
-        ]
-    cost = Cost(written=judged.judgement, choice=choice, engine=engine.name) if engine is not None else None
-    judged = other[0] if other else judged
+    outcome = judge_images(
+        artefact, prepared, asked(), place=data, workers=workers, batch_size=batch_size, device=place
+    )
     if as_json:
-        files = [{"file": file.name, "reason": file.reason} for file in bad]
-        mapped: dict[str, object] = {}
-        if prepared.label_map is not None:
-            mapped = {"label_map": prepared.label_map.to_json(), "images_left_out": prepared.left_out}
-        reassessed = {} if judged.real is None else {"real": judged.real.to_json()}
-        dearer = {} if cost is None else cost.to_json(judged.judgement)
-        print_json(judged.judgement.to_json() | {"split": name, "bad": files} | mapped | reassessed | dearer)
+        print_json(outcome.to_json(prepared, split=name))
         return
-    print_judgement(judged.judgement, split=name)
-    if judged.real is not None:
-        print_real(judged.real)
-    if cost is not None:
-        print_cost(cost, judged.judgement)
+    print_judgement(outcome.judged.judgement, split=name)
+    if outcome.judged.real is not None:
+        print_real(outcome.judged.real)
+    if outcome.cost is not None:
+        print_cost(outcome.cost, outcome.judged.judgement)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,6 +117,62 @@ class Cost:
         apart = {"top1": judgement.top1 - self.written.top1, "top5": judgement.top5 - self.written.top5}
         ran = {"precision": self.choice.precision, "merge": self.choice.merge, "engine": self.engine}
         return ran | {"fp32": before, "difference": apart}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What is printed: how good the model is, by the chosen engine; what that costs; and which files are bad."""
+
+    judged: "Judged"
+    cost: Cost | None
+    bad: "list[BadFile]"
+
+    def to_json(self, prepared: "Prepared", *, split: str) -> dict[str, object]:
+        """As the command prints it."""
+        said: dict[str, object] = dict(self.judged.judgement.to_json())
+        said |= {"split": split, "bad": [{"file": file.name, "reason": file.reason} for file in self.bad]}
+        if prepared.label_map is not None:
+            said |= {"label_map": prepared.label_map.to_json(), "images_left_out": prepared.left_out}
+        if self.judged.real is not None:
+            said |= {"real": self.judged.real.to_json()}
+        return said if self.cost is None else said | self.cost.to_json(self.judged.judgement)
+
+
+def judge_images(
+    artefact: "Artefact",
+    prepared: "Prepared",
+    choice: EngineChoice,
+    *,
+    place: str,
+    workers: int,
+    batch_size: int,
+    device: "torch.device",
+) -> Outcome:
+    """Judge the model as written, and by another engine too if one is asked for, on the images that can be read."""
+    from rich.progress import Progress
+
+    from vitkit.evaluate.protocols import judge_by
+
+    engine = asked_engine(artefact.model(), choice, device=device) if choice.changes_answers else None
+    ways = [None] if engine is None else [None, engine]
+    talk, channels = talk_console(), artefact.preprocessing.channels
+    with Progress(console=talk, transient=True, disable=not talk.is_terminal) as progress:
+        sound, bad = sound_images(prepared.source, place=place, channels=channels, workers=workers, progress=progress)
+        task = progress.add_task("judging", total=len(sound) * len(ways))
+        found = [
+            judge_by(
+                artefact,
+                replace(prepared, source=sound),
+                workers=workers,
+                batch_size=batch_size,
+                device=device,
+                engine=way,
+                progress=lambda images: progress.advance(task, images),
+            )
+            for way in ways
+        ]
+    cost = None if engine is None else Cost(written=found[0].judgement, choice=choice, engine=engine.name)
+    return Outcome(judged=found[-1], cost=cost, bad=bad)
 
 
 def asked_engine(model: "Model", choice: EngineChoice, *, device: "torch.device") -> "Engine":

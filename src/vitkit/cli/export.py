@@ -152,6 +152,10 @@ class Asked:
 
     def check_place(self, *, as_folder: bool) -> None:
         """Refuse what cannot be read or written, before time is spent."""
+        from vitkit.core.errors import WeightsError
+
+        if as_folder and self.out.is_symlink() and not self.out.exists():
+            raise WeightsError(f"{self.out}: a link to what is not there", hint="choose another place for OUT")
         check_place(self.out, file=self.run, format_name=None, force=self.force, as_folder=as_folder)
 
     @property

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from vitkit.cli.machine import set_malloc
-from vitkit.cli.output import safe_text, talk_console
+from vitkit.cli.output import safe_text
 
 if TYPE_CHECKING:
     from vitkit.serve.config import Precision
@@ -74,7 +74,9 @@ def command(
             raise
         raise ConfigError(f"serving needs {error.name}", hint="pip install 'vitkit[serve]'") from error
     from vitkit.serve.config import is_loopback, settings_and_models
+    from vitkit.serve.talk import fill_standard_files, say
 
+    fill_standard_files()
     settings, models = settings_and_models(runs_and_settings, precisions=chosen(precision))
     if not models and runs is None:
         raise click.UsageError("nothing to serve: name a RUN, or --runs DIR")
@@ -89,7 +91,6 @@ def command(
         raise click.UsageError(f"{host} can be reached from other machines, which needs a token: set VITKIT_TOKEN")
     sock = sock or bind(host, port)
     set_malloc(trim_above=2**23, map_above=2**22)  # what a large request took is given back
-    talk = talk_console()
     wanted = Server(
         models=models,
         settings=settings,
@@ -103,7 +104,7 @@ def command(
         wanted,
         sock,
         shared=handed_down is not None,
-        say=lambda text: talk.print(safe_text(text), soft_wrap=True),
+        say=lambda text: say("\n".join(map(safe_text, text.splitlines()))),
         listens=tell,
     )
 

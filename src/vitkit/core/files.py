@@ -34,8 +34,8 @@ def write_text(path: Path | str, content: str) -> None:
 def as_text(name: str) -> str:
     r"""A name as a text that any file can hold: where a byte of it was no UTF-8, an escape stands instead.
 
-    >>> print(as_text("caf\udce9"))
-    caf\udce9
+    >>> print(as_text("Z\udcfcrich"))
+    Z\udcfcrich
     """
     return name.encode("utf-8", "backslashreplace").decode()
 

@@ -19,8 +19,8 @@ class Agreement:
     """How far two engines agree: the share of images with the same likeliest class, and how far numbers lie apart.
 
     The numbers are logits, or features where the model has no classes; then there is no likeliest class, and the share
-    is of images whose features point the same way, with a cosine above 0.99. An answer that is no number is not the same
-    as any other, and leaves no difference to tell.
+    is of images whose features point the same way, with a cosine above 0.99. An answer that is no number is the same as
+    no other, and leaves no difference to tell.
     """
 
     images: int

@@ -175,7 +175,11 @@ def together(numbers: Float[Tensor, "B L D"], match: Match, *, prefix: int) -> F
 
 def weight_of(sizes: Float[Tensor, "B L"] | None, like: Tensor) -> Float[Tensor, "B 1 1 L"] | None:
     """What is added to the logits of attention so that a token counts as often as it has patches: log size."""
-    return None if sizes is None else sizes.log().to(like.dtype)[:, None, None]
+    if sizes is None:
+        return None
+    # The logarithm before sizes lose digits: bf16 counts no further than 256.
+    exact = sizes.to(torch.promote_types(sizes.dtype, like.dtype)).log()
+    return exact.to(like.dtype)[:, None, None]
 
 
 def probed(pool: AttentionPool, tokens: Float[Tensor, "B L D"], sizes: Float[Tensor, "B L"]) -> Float[Tensor, "B D"]:

@@ -41,8 +41,9 @@ def imported() -> ModuleType:
 
 def write(artefact: Artefact, folder: Path) -> None:
     """Write the program; the weights are in the .bin beside it."""
-    # Beside, because weights of more than 2 GB need as much room as the export itself.
-    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}.onnx.") as aside:
+    # In the folder, because weights of more than 2 GB need as much room as the export itself, and are found there
+    # with it if this is killed.
+    with tempfile.TemporaryDirectory(dir=folder, prefix=".onnx.") as aside:
         onnx_program.write(artefact, Path(aside))
         convert(Path(aside) / onnx_program.FILE, folder, artefact)
 

@@ -2,36 +2,46 @@
 
 import json
 import os
+import re
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 from vitkit.checkpoints import native
-from vitkit.core.errors import VitkitError
+from vitkit.core.errors import VitkitError, WeightsError
 from vitkit.core.files import commit_folder, sha256, sync_file, sync_folder, write_text
 
 PROOF, SUMS = "proof.json", "SHA256SUMS"
 """The latter in the form that `sha256sum -c` reads. Written last: its presence says that the rest is whole."""
-OURS = (native.CHECKSUMS, native.REFERENCE, native.LABELS)
-"""What would make a folder look like an artefact of ours, which it is no more once other weights lie in it."""
+OURS = (native.REFERENCE, native.LABELS)
+"""With the list of their checksums, what would make a folder look like an artefact of ours, which it is no more."""
 
 
 def put_folder(out: Path, fill: Callable[[Path], None]) -> None:
     """Let `fill` write into a folder aside, and give it its name; files of a folder that is there are replaced.
 
-    Of what was there, what an earlier export wrote is removed, and what is somebody else's stays.
+    Of what was there, what an earlier export wrote and nobody changed is removed, and what is somebody else's stays.
     """
-    with _said_of(out):
-        if not (out.exists() or out.is_symlink()):
+    _sweep(out.absolute().parent, out.name)
+    if not (out.exists() or out.is_symlink()):
+        with _said_of(out, aside=out.with_name(f".{out.name}.{os.getpid()}.tmp")):
             commit_folder(out, fill)
-            return
-        aside = out.with_name(f".{out.name}.{os.getpid()}.new.tmp")
-        shutil.rmtree(aside, ignore_errors=True)
-        commit_folder(aside, fill)
+        return
+    # In it and not beside: it may be a volume or a link, and a file cannot be moved from one file system to another.
+    _sweep(out, out.name)
+    aside = _aside(out / out.name)
     try:
+        aside.mkdir()
+        with _said_of(out, aside=aside):
+            fill(aside)
+        for path in aside.iterdir():
+            sync_file(path)
         new = sorted((path.name for path in aside.iterdir()), key=lambda name: name == SUMS)
-        for name in (SUMS, *_ours(out), *(name for name in OURS if name not in new)):
+        for name in new:
+            if (out / name).is_dir():
+                raise WeightsError(f"{out / name}: a folder, and a file is to be written", hint="choose another OUT")
+        for name in (SUMS, *_left_by_us(out, new)):
             (out / name).unlink(missing_ok=True)
         for name in new:
             (aside / name).replace(out / name)
@@ -42,8 +52,8 @@ def put_folder(out: Path, fill: Callable[[Path], None]) -> None:
 
 def put_file(out: Path, fill: Callable[[Path], None]) -> None:
     """Let `fill` write one file of this name aside, and move it here once it is on the disk."""
-    aside = out.with_name(f".{out.name}.{os.getpid()}.new.tmp")
-    shutil.rmtree(aside, ignore_errors=True)
+    _sweep(out.absolute().parent, out.name)
+    aside = _aside(out)
     try:
         aside.mkdir()
         with _said_of(out, aside=aside / out.name):
@@ -87,32 +97,67 @@ def read_sums(folder: Path) -> Mapping[str, str]:
 
 def stored_proof(out: Path) -> Mapping[str, object] | None:
     """What proof.json of a folder says, where there is one."""
+    return _json(out / PROOF) or None
+
+
+def _left_by_us(folder: Path, new: Sequence[str]) -> list[str]:
+    """The files of an earlier export, or of an artefact, that are not replaced and still what was written.
+
+    Checksums without a proof of ours beside them, or of no weights, are somebody else's.
+    """
+    recorded: dict[str, object] = {}
+    proof, artefact = stored_proof(folder), _json(folder / native.CHECKSUMS)
+    if native.WEIGHTS in artefact and native.CONFIG in artefact:
+        recorded |= {name: artefact.get(name) for name in OURS}
+        recorded |= {native.CHECKSUMS: sha256(folder / native.CHECKSUMS)}
+    if proof and "asked" in proof:
+        recorded |= read_sums(folder)
+    left = [name for name in recorded if name not in new and (folder / name).is_file()]
+    return [name for name in left if sha256(folder / name) == recorded[name]]
+
+
+def _json(path: Path) -> Mapping[str, object]:
+    """The object in a file of JSON; an empty one where there is none."""
     try:
-        found = json.loads((out / PROOF).read_bytes())
+        found = json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError):
-        return None
-    return found if isinstance(found, dict) else None
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
-def _ours(folder: Path) -> list[str]:
-    """The files that an earlier export wrote; where there is no proof of one, the checksums are somebody else's."""
-    proof = stored_proof(folder)
-    return [name for name in read_sums(folder) if (folder / name).is_file()] if proof and "asked" in proof else []
+def _aside(out: Path) -> Path:
+    """Where something is written before it has its name; its own number tells whose it is."""
+    aside = out.with_name(f".{out.name}.{os.getpid()}.new.tmp")
+    shutil.rmtree(aside, ignore_errors=True)
+    return aside
+
+
+def _sweep(folder: Path, name: str) -> None:
+    """Remove what exports to this name were writing in a folder when they were killed."""
+    known = re.compile(rf"\.{re.escape(name)}\.([0-9]{{1,9}})(\.new)?\.tmp")
+    for path in folder.iterdir() if folder.is_dir() else ():
+        found = known.fullmatch(path.name)
+        if found and not path.is_symlink() and not _is_running(int(found[1])):
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _is_running(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:  # somebody else's
+        return True
+    return True
 
 
 @contextmanager
-def _said_of(out: Path, *, aside: Path | None = None) -> Iterator[None]:
+def _said_of(out: Path, *, aside: Path) -> Iterator[None]:
     """Errors name the place that the user chose, not the one where it was tried."""
     try:
         yield
     except VitkitError as error:
-        places = (
-            [aside] if aside else [out.with_name(f".{out.name}.{os.getpid()}{end}") for end in (".tmp", ".new.tmp")]
-        )
-        places += [places[-1].with_name(f".{places[-1].name}.{os.getpid()}.tmp")]
-        message = error.message
-        for place in reversed(places):
-            message = message.replace(str(place), str(out))
+        message = error.message.replace(str(aside), str(out))
         if message == error.message:
             raise
         raise type(error)(message, expected=error.expected, got=error.got, hint=error.hint) from error

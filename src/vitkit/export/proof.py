@@ -63,7 +63,7 @@ class _Tally:
     largest: float = 0.0
 
     def add(self, found: Numbers, expected: Numbers) -> None:
-        if found.shape != expected.shape or not np.isfinite(found).all():
+        if found.shape != expected.shape or not (np.isfinite(found).all() and np.isfinite(expected).all()):
             self.difference = math.inf
         elif found.size:
             self.difference = max(self.difference, float(np.abs(found.astype(np.float64) - expected).max()))

@@ -1,5 +1,6 @@
 """A model goes in, PyTorch's exported program comes out: one file that `torch.export.load` runs without vitkit."""
 
+import io
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -47,8 +48,11 @@ def any_batch() -> dict[str, dict[int, torch.export.Dim]]:
 
 def write(artefact: Artefact, folder: Path) -> None:
     """Write the exported program."""
+    content = io.BytesIO()  # not into the file itself: on a disk that is full, torch's writer aborts the process
     with quietly():
-        torch.export.save(traced(program_of(artefact)), folder / FILE)
+        torch.export.save(traced(program_of(artefact)), content)
+    with (folder / FILE).open("wb") as file:
+        file.write(content.getbuffer())
 
 
 def start(folder: Path) -> Run:

@@ -4,6 +4,7 @@ Routes are thin. They look at the query, hand the body on as it is, and pass bac
 """
 
 import re
+import sys
 from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path as FilePath
@@ -70,10 +71,15 @@ def listed(body: bytearray) -> int:
     return body.count(b'"') // 2
 
 
-def shaped(body: bytearray) -> int:
-    """How many images the first shape in a KServe request speaks of."""
-    found = SHAPE.search(body, 0, 4096)
-    return int(found[1]) if found else 1
+def shaped(body: bytearray, json_size: int | None) -> int:
+    """How many images the shape in a KServe request speaks of, which stands before its data or behind; else, many.
+
+    >>> shaped(bytearray(b'{"inputs": [{"shape": [3], "data": []}]}'), None)
+    3
+    """
+    end = len(body) if json_size is None else json_size
+    found = SHAPE.search(body, 0, min(4096, end)) or SHAPE.search(body, max(0, end - 4096), end)
+    return int(found[1]) if found else sys.maxsize
 
 
 def is_json(request: Request) -> bool:
@@ -296,8 +302,9 @@ def add_kserve(app: FastAPI, service: Service) -> None:
     )
     async def infer(request: Request, name: Name) -> Response:
         supervisor.describe(name)
-        head = {"do": "infer", "model": name, "json": False, "json_size": json_size(request)}
-        return await service.ask(request, head, count=shaped)
+        size = json_size(request)
+        head = {"do": "infer", "model": name, "json": False, "json_size": size}
+        return await service.ask(request, head, count=lambda body: shaped(body, size))
 
 
 def json_size(request: Request) -> int | None:

@@ -87,7 +87,7 @@ class Line:
         now = time.monotonic()
         ticket = Ticket(
             number=self.numbers,
-            head=head | {"id": self.numbers},
+            head=head | {"id": self.numbers, "cost": cost},
             body=body,
             cost=cost,
             deadline=now + self.limits.deadline,
@@ -117,14 +117,17 @@ class Line:
     def _next_line(self) -> deque[Ticket] | None:
         """The line whose first request goes next; None where the worker has enough."""
         line = self.waiting or self.looking
-        if self.looking and time.monotonic() - self.looking[0].arrived > self.limits.deadline / 2:
+        one_looks = any(ticket.attention for ticket in self.at_work.values())
+        oldest = self.looking[0].arrived if self.looking and not one_looks else math.inf
+        has_waited = time.monotonic() - oldest > self.limits.deadline / 2
+        if has_waited:
             line = self.looking  # it has let others go first for long enough
         if not line or not self.at_work:
             return line or None
         if line[0].retried or any(ticket.retried for ticket in self.at_work.values()):
             return None  # one of these was there when a worker died: alone, it harms no other
-        if line is self.looking and self.waiting:
-            return None if any(ticket.attention for ticket in self.at_work.values()) else line
+        if has_waited:
+            return line
         most = 0 if line is self.looking else 2 * self.limits.batch
         return line if self.working + line[0].cost <= most else None
 

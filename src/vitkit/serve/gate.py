@@ -90,7 +90,7 @@ class Hosts:
         """Whether a Host header names this server. An address cannot be a stranger's name for it."""
         text = header.decode("latin-1").strip().lower()
         name = re.sub(r":\d*$", "", text) if not text.endswith("]") else text
-        name = name.removeprefix("[").removesuffix("]")
+        name = name.removeprefix("[").removesuffix("]").removesuffix(".")
         if name in self.names or "*" in self.names:
             return True
         if not self.any_address:
@@ -140,7 +140,9 @@ class Gate:
         except Refusal as refusal:
             await refuse(guarded, refusal)
         else:
-            await self.app(scope, receive, guarded)
+            # HEAD is GET to the routes; the connection knows better, and sends no body.
+            asked = {**scope, "method": "GET"} if scope["method"] == "HEAD" else scope
+            await self.app(asked, receive, guarded)
         finally:
             seconds = time.perf_counter() - began
             self.metrics.answered(route, status, seconds)

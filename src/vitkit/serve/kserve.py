@@ -110,6 +110,8 @@ def _raw(given: dict[str, Any], raw: memoryview) -> Raw:
         if raw:
             raise Refusal(400, "bytes follow the JSON, and no input says that they are its own: binary_data_size")
         return None
+    if "data" in given and given["data"] is not None:
+        raise Refusal(400, "an input has both data and binary_data_size")
     if type(size) is not int or size != len(raw):
         raise Refusal(400, f"binary_data_size is {str(size)[:20]}, {len(raw)} bytes follow the JSON")
     return raw
@@ -155,10 +157,13 @@ def _pixels(given: dict[str, Any], raw: Raw, shape: list[int]) -> NDArray[np.flo
         found = np.frombuffer(raw, dtype="<f4").astype(np.float32)
     else:
         try:
-            with np.errstate(over="ignore"):
-                found = np.array(given.get("data"), dtype=np.float32).reshape(-1)
+            numbers = np.array(given.get("data"))
         except (ValueError, TypeError, OverflowError):
             raise Refusal(400, "data is not a list of numbers") from None
+        if numbers.dtype.kind not in "iuf":  # texts would be read as numbers, true as 1
+            raise Refusal(400, "data is not a list of numbers")
+        with np.errstate(over="ignore"):
+            found = numbers.reshape(-1).astype(np.float32)
         if found.size != count:
             raise Refusal(400, f"expected {count} numbers, got {found.size}")
     if not np.isfinite(found).all():

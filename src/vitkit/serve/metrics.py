@@ -28,6 +28,7 @@ class Metrics:
         )
         self.refused = Counter("vitkit_refused", "Requests refused because there was no room.", registry=self.registry)
         self.waiting = Gauge("vitkit_queue_images", "Images accepted and not yet answered.", registry=self.registry)
+        self.buffered = Gauge("vitkit_buffer_bytes", "Bytes of requests that are held.", registry=self.registry)
         self.images = Counter("vitkit_images", "Images computed.", registry=self.registry)
         self.batches = Histogram(
             "vitkit_batch_images", "Images in a batch.", buckets=(1, 2, 4, 8, 16, 32, 64), registry=self.registry

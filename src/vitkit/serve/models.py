@@ -20,6 +20,7 @@ from vitkit.data.decode import decode
 from vitkit.data.transforms import Preprocessing
 from vitkit.data.verify import read_image
 from vitkit.engine.agreement import Agreement, agreement
+from vitkit.engine.compiled import PATIENCE
 from vitkit.engine.engine import CPU
 from vitkit.inspection.attention import head_maps, rollout
 from vitkit.model.config import ViTConfig
@@ -164,9 +165,9 @@ def load_models(
         known = loaded.get(config.place)
         models[config.name] = served = Served(config, device=device, merge=engine.merge, loaded=known)
         loaded[config.place] = served.model
+        warm_up(served, batch=batch)
         if calibration is not None and (config.precision != "fp32" or engine.merge):
             served.agree(calibration_batches(calibration, served.preprocessing, batch=batch))
-        warm_up(served, batch=batch)
     return models
 
 
@@ -195,9 +196,13 @@ def calibration_batches(place: str, how: Preprocessing, *, batch: int) -> list[F
 
 
 def warm_up(served: Served, *, batch: int) -> None:
-    """Let the model answer once alone and twice in a batch: the first time takes longest, the last is measured."""
+    """Let the model answer once alone and twice in a batch: the first time takes longest, the last is measured.
+
+    On a GPU it is asked until it compiles, which clients would wait for, and for two sizes of batches, for all.
+    """
     image = torch.zeros(1, served.preprocessing.channels, *served.sides)
-    for count in (1, batch, batch):
+    counts = (1, batch, batch) if served.predictor.device.type == "cpu" else (*[1] * (PATIENCE + 1), 2, batch, batch)
+    for count in counts:
         began = time.monotonic()
         served.answer(image.expand(count, -1, -1, -1).contiguous())
         served.seconds = time.monotonic() - began

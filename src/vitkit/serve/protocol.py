@@ -5,13 +5,16 @@ connection notes since when it waits for the client, and a sweep four times a se
 """
 
 import asyncio
+import heapq
 import time
 from typing import cast
 
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn._types import ASGI3Application
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from vitkit.serve.answers import error_body
 from vitkit.serve.config import LimitsConfig
+from vitkit.serve.gate import NO_STORE, SECURITY
 
 MOST_HEADERS = 65_536
 """Bytes of the request line and headers."""
@@ -20,6 +23,10 @@ MOST_PIPELINED = 8
 SWEEP = 0.25
 LAST_CALL = 1.0
 """Seconds that a silent connection may still send a request in, once the server drains."""
+
+
+ALWAYS = b"".join(b"%b: %b\r\n" % header for header in (*SECURITY, NO_STORE))
+"""Headers of what a connection says itself, as of all other answers."""
 
 
 class TooManyError(Exception):
@@ -42,9 +49,13 @@ class Connection(HttpToolsProtocol):
     closing_since: float | None = None
     header_bytes = 0
     in_headers = False
+    body_bytes = 0
+    other_bytes = 0
+    """What came after the headers and is no body: the sizes of chunks and, behind them, more headers."""
     closes = False
     """Whether the connection ends with the present request."""
     discarded = 0
+    running: RequestResponseCycle | None = None
 
     @property
     def had_request(self) -> bool:
@@ -59,9 +70,23 @@ class Connection(HttpToolsProtocol):
             others = [cast("Connection", each) for each in self.connections]
             silent = [each for each in others if each.waiting_since is not None and each is not self]
             if silent:
-                min(silent, key=lambda each: each.waiting_since or 0.0).transport.abort()
+                # Some more than one, so that a crowd is not searched again for each who comes.
+                several = 1 + self.limits.connections // 64
+                for each in heapq.nsmallest(several, silent, key=lambda each: each.waiting_since or 0.0):
+                    each.transport.abort()
             else:
                 self.say(503, "too many connections", retry_after=1)
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
+        self.running = cycle
+        super()._start_asgi_task(cycle, app)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The client has gone; uvicorn tells the last request on the connection, which need not be the one at work."""
+        if self.running is not None and not self.running.response_complete:
+            self.running.disconnected = True
+            self.running.message_event.set()
+        super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
         """Some bytes of a request."""
@@ -69,15 +94,25 @@ class Connection(HttpToolsProtocol):
             return
         if self.in_headers or not self.receiving:
             self.header_bytes += len(data)
+        else:
+            self.other_bytes += len(data)
         super().data_received(data)
         if self.in_headers and self.header_bytes > MOST_HEADERS:
             self.say(431, f"the headers are longer than {MOST_HEADERS:,} bytes")
+        elif self.receiving and self.other_bytes > MOST_HEADERS + self.body_bytes // 8:
+            self.say(431, f"what is around the body is longer than {MOST_HEADERS:,} bytes")
 
     def on_message_begin(self) -> None:
         """A request begins."""
         super().on_message_begin()
         self.waiting_since, self.receiving = time.monotonic(), True
         self.in_headers, self.discarded = True, 0
+        self.body_bytes = self.other_bytes = 0
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """One header; those behind a body have nothing to say to us."""
+        if self.in_headers:
+            super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
         """Its headers are whole: whoever decides on it may do so before the body comes."""
@@ -93,6 +128,8 @@ class Connection(HttpToolsProtocol):
 
     def on_body(self, body: bytes) -> None:
         """Some of its body; what comes after the answer is thrown away, up to a limit."""
+        self.body_bytes += len(body)
+        self.other_bytes -= len(body)
         if self.cycle.response_complete:
             self.discarded += len(body)
             if self.discarded > 4 * self.limits.bytes:
@@ -142,13 +179,15 @@ class Connection(HttpToolsProtocol):
         """Answer in the server's name, if no answer has begun, and end the connection."""
         if self.transport.is_closing():
             return
-        answering = self.had_request and self.cycle.response_started and not self.cycle.response_complete
-        if not answering and not self.pipeline:
+        # While the answer to an earlier request is due, this would be taken for it.
+        earlier = self.in_headers or not self.receiving
+        due = self.had_request and not self.cycle.response_complete and (earlier or self.cycle.response_started)
+        if not due and not self.pipeline:
             body = error_body(error)
             after = b"" if retry_after is None else b"retry-after: %d\r\n" % retry_after
             head = b"content-type: application/json\r\nconnection: close\r\n"
             length = b"content-length: %d\r\n\r\n" % len(body)
-            self.transport.write(STATUS_LINE[status] + head + after + length + body)
+            self.transport.write(STATUS_LINE[status] + ALWAYS + head + after + length + body)
         self.transport.close()
 
     def sweep(self, now: float) -> None:
@@ -166,9 +205,10 @@ class Connection(HttpToolsProtocol):
             if now - self.waiting_since > limits.receive:
                 self.too_late()
         else:
-            patience = limits.keep_alive if self.had_request else limits.receive
-            if now - self.waiting_since > (min(LAST_CALL, patience) if self.draining else patience):
-                self.transport.close()
+            unread = self.transport.get_write_buffer_size() > 0
+            patience = limits.keep_alive if self.had_request and not unread else limits.receive
+            if now - self.waiting_since > (min(LAST_CALL, patience) if self.draining and not unread else patience):
+                self.transport.abort() if unread else self.transport.close()
 
     def too_late(self) -> None:
         """The request did not come in time."""

@@ -121,6 +121,7 @@ class ModelLine(Strict):
     parameters: int
     attention: bool
     agreement: dict[str, Any] | None
+    agreed: str | None
 
 
 class ModelList(Strict):

@@ -14,7 +14,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
 
@@ -28,8 +28,11 @@ from vitkit.serve.gate import Gate, Hosts
 from vitkit.serve.metrics import Metrics
 from vitkit.serve.protocol import SWEEP, Connection, connection_class
 from vitkit.serve.supervisor import Supervisor
+from vitkit.serve.talk import unblocked
 
 BACKLOG = 4096
+OWN_FILES = 64
+"""File descriptors that are ours whatever clients do: to replace a worker takes a few."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,6 +90,7 @@ class Drained(uvicorn.Server):
             await asyncio.sleep(0.02)
         if left := len(self.server_state.tasks):
             self.supervisor.say(f"{left} requests were not answered in time")
+            logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)  # that is all there is to say of them
         for connection in list(self.server_state.connections):
             connection.transport.abort()
 
@@ -150,12 +154,14 @@ def address(sock: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-def allow_many_connections() -> None:
-    """Take as many file descriptors as the system lets us."""
+def allow_many_connections() -> int:
+    """Take as many file descriptors as the system lets us; how many connections that is."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         with contextlib.suppress(ValueError, OSError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return sys.maxsize if soft == resource.RLIM_INFINITY else max(1, soft - OWN_FILES)
 
 
 def serve(
@@ -165,7 +171,6 @@ def serve(
 
     With `shared`, a socket that others listen on too, it takes connections only once its models answer.
     """
-    allow_many_connections()
     # What strangers send that is not HTTP is no news; what goes wrong in here is.
     logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
     factory = asyncio.new_event_loop
@@ -173,7 +178,7 @@ def serve(
         import uvloop  # noqa: PLC0415  faster where it is there
 
         factory = uvloop.new_event_loop
-    with asyncio.Runner(loop_factory=factory) as runner:
+    with unblocked(), asyncio.Runner(loop_factory=factory) as runner:
         runner.run(_serve(wanted, sock, shared=shared, say=say, listens=listens))
 
 
@@ -189,7 +194,8 @@ async def _serve(
     app = create_app(service, runs_folder=wanted.runs)
     gate = service.gate = Gate(app, line=line, limits=limits, hosts=hosts, metrics=metrics, token=wanted.token)
     gate.log = say if wanted.access_log else None
-    connection = connection_class(limits)
+    metrics.buffered.set_function(lambda: gate.buffered)
+    connection = connection_class(replace(limits, connections=min(limits.connections, allow_many_connections())))
     config = uvicorn.Config(
         gate,
         http=connection,

@@ -5,7 +5,9 @@ do, is no longer ready and is then replaced. Requests that it had are the line's
 """
 
 import asyncio
+import contextlib
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -28,8 +30,13 @@ HUNG = 3.0
 """Seconds after which it is replaced."""
 MEMORY = {"MALLOC_ARENA_MAX": "2", "MALLOC_MMAP_THRESHOLD_": "4194304", "MALLOC_TRIM_THRESHOLD_": "8388608"}
 """For the C library: give back what a large image took, and do not keep some for every thread that decodes."""
+MEASURED = ("agreement", "agreed")
+"""What is said of a model that only the first worker measures."""
+TOKEN = "VITKIT_TOKEN"
+"""The variable that the process which reads what strangers send need not know."""
 TOGETHER = 1 << 18
 """Bytes that are cheaper to copy than to write on their own."""
+UNSAFE = re.compile(r"[^\x20-\x7e]")
 LONGEST_DECODE = 15.0
 LONGEST_START = 600.0
 """Seconds that the first worker may take to load its models; another has five times what one has taken."""
@@ -42,8 +49,10 @@ class StartError(VitkitError):
 class Link(asyncio.Protocol):
     """The front's end of the socket to one worker."""
 
-    def __init__(self, heard: Callable[[Message, bytes], None], lost: Callable[["Link"], None]) -> None:
-        self.heard, self.lost, self.frames = heard, lost, Frames()
+    def __init__(
+        self, heard: Callable[[Message, bytes], None], lost: Callable[["Link"], None], garbled: Callable[[], None]
+    ) -> None:
+        self.heard, self.lost, self.garbled, self.frames = heard, lost, garbled, Frames()
         self.transport: asyncio.WriteTransport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -52,8 +61,11 @@ class Link(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Hand on the messages that are whole."""
-        for head, payload in self.frames.feed(data):
-            self.heard(head, payload)
+        try:
+            for head, payload in self.frames.feed(data):
+                self.heard(head, payload)
+        except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError):
+            self.garbled()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The worker has gone."""
@@ -145,14 +157,18 @@ class Supervisor:
 
     async def start(self) -> None:
         """Start a worker and tell it what to load."""
-        ours, theirs = socket.socketpair()
+        self.loaded, self.began = False, time.monotonic()
+        self.busy = self.decoding = 0.0
+        try:
+            ours, theirs = socket.socketpair()
+        except OSError as error:  # clients may have taken all that the system has
+            self._has_failed(StartError(f"no worker can be started: {error}"))
+            return
         for end in (ours, theirs):
             for side in (socket.SO_SNDBUF, socket.SO_RCVBUF):
                 end.setsockopt(socket.SOL_SOCKET, side, 1 << 20)
         ours.setblocking(False)
         command = [sys.executable, "-P", "-m", "vitkit.serve.worker", str(theirs.fileno())]
-        self.loaded, self.began = False, time.monotonic()
-        self.busy = self.decoding = 0.0
         # Its results go to the socket; whatever a library prints belongs to the talk.
         with theirs:
             try:
@@ -161,22 +177,24 @@ class Supervisor:
                     pass_fds=[theirs.fileno()],
                     stdin=subprocess.DEVNULL,
                     stdout=2,
-                    env=MEMORY | os.environ,
+                    env=MEMORY | {name: value for name, value in os.environ.items() if name != TOKEN},
+                    process_group=0,  # Ctrl-C is this process's business
                 )
             except OSError as error:
                 ours.close()
                 self._has_failed(StartError(f"no worker can be started: {error}"))
                 return
         loop = asyncio.get_running_loop()
-        _, self.link = await loop.create_connection(lambda: Link(self.heard, self.lost), sock=ours)
+        _, self.link = await loop.create_connection(lambda: Link(self.heard, self.lost, self.garbled), sock=ours)
         models = [to_mapping(model) for model in self.models]
-        self.link.send({"settings": to_mapping(self.settings), "models": models, "calibration": self.calibration})
+        calibration = None if self.descriptions else self.calibration  # measured once: a successor is there soon
+        self.link.send({"settings": to_mapping(self.settings), "models": models, "calibration": calibration})
 
     async def check(self) -> None:
         """Ask for a sign of life, and replace a worker that has gone or hangs."""
         now = time.monotonic()
         if self.link is None:
-            if self.failed is None and now - self.began > min(5.0, 0.1 * 2**self.tries):
+            if self.failed is None and now - self.began > 0.1 * 2 ** min(self.tries, 6):
                 self.tries += 1
                 await self.start()
             return
@@ -203,11 +221,18 @@ class Supervisor:
         if self.link is not None and self.link.transport is not None:
             self.link.transport.abort()
 
+    def garbled(self) -> None:
+        """What the worker says makes no sense: it is damaged, or someone has got into it."""
+        self.kill("speaks in riddles")
+
     def heard(self, head: Message, payload: bytes) -> None:
         """A message of the worker."""
         self.heard_at = time.monotonic()
         if "id" in head:
-            self.line.answered(head["id"], Answered(head["status"], head["headers"], payload))
+            status, headers = int(head["status"]), {str(name): str(value) for name, value in head["headers"].items()}
+            if not 200 <= status <= 599 or UNSAFE.search("".join([*headers, *headers.values()])):
+                raise ValueError(status)
+            self.line.answered(head["id"], Answered(status, headers, payload))
         elif "pong" in head:
             self.busy, self.decoding = head["busy"], head["decoding"]
         elif "batch" in head:
@@ -236,10 +261,10 @@ class Supervisor:
                     self.say(f"  {each['remark']}")
                 if each["agreement"]:
                     self.say(f"  {each['agreed']}")
-        hidden = ("remark", "agreed")
-        self.descriptions = {
-            about["name"]: {key: value for key, value in about.items() if key not in hidden} for about in descriptions
-        }
+        known, self.descriptions = self.descriptions, {}
+        for new in descriptions:
+            measured = {key: known[new["name"]][key] for key in MEASURED} if known else {}
+            self.descriptions[new["name"]] = {key: value for key, value in (new | measured).items() if key != "remark"}
         self.say(f"ready after {seconds:.1f} s")
         assert self.link is not None
         self.line.send = self.link.send
@@ -279,8 +304,6 @@ class Supervisor:
         if self.link is not None and self.link.transport is not None:
             self.link.transport.abort()
         if self.process is not None:
-            try:
-                self.process.wait(timeout=1.0)
-            except subprocess.TimeoutExpired:
-                self.process.kill()
-                self.process.wait()
+            self.process.kill()  # it has nothing to finish or to keep
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.process.wait(timeout=5.0)

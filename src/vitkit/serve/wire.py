@@ -39,6 +39,8 @@ class Frames:
             if len(self.held) < begin + size:
                 return
             head = json.loads(bytes(self.held[HEAD.size : begin]))
+            if not isinstance(head, dict):
+                raise ValueError(head)
             with memoryview(self.held) as view:
                 payload = bytes(view[begin : begin + size])
             del self.held[: begin + size]

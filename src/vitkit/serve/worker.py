@@ -9,6 +9,7 @@ model, up to a batch, and never waits for more. Signals are the other process's 
 import contextlib
 import os
 import queue
+import select
 import signal
 import socket
 import sys
@@ -16,7 +17,7 @@ import threading
 import time
 import traceback
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
@@ -53,7 +54,7 @@ class Worker:
         """Take messages until the other side goes."""
         for work, count in ((self.compute, 1), (self.decode, self.decoders)):
             for _ in range(count):
-                threading.Thread(target=work, name=work.__name__, daemon=True).start()
+                threading.Thread(target=or_else_all_ends, args=(work,), name=work.__name__, daemon=True).start()
         for head, payload in arriving:
             if "ping" in head:
                 self.send((self.pulse(head), b""))
@@ -81,13 +82,15 @@ class Worker:
         job = Job(id=head["id"], asked=head, served=self.models[head["model"]])
         self.decoding[job.id] = time.monotonic()
         try:
-            prepare(job, body, gate=self.gate, most=self.limits.images)
+            # What a request said of itself to get into line holds; a list of images cannot say too little.
+            most = min(self.limits.images, head["cost"]) if head["do"] == "infer" else self.limits.images
+            prepare(job, body, gate=self.gate, most=most)
         except Refusal as refusal:
             self.send(reply(job, refused(refusal)))
         except MemoryError:
             self.send(reply(job, refused(TOO_LARGE)))
         except Exception:
-            traceback.print_exc()
+            say_what_broke()
             self.send(reply(job, refused(BROKE)))
         else:
             with self.changed:
@@ -135,7 +138,7 @@ class Worker:
         except Refusal as refusal:
             return [refused(refusal)] * len(jobs)
         except Exception:
-            traceback.print_exc()
+            say_what_broke()
             return [refused(BROKE)] * len(jobs)
         replies = []
         for job, some_features, some_logits in zip(jobs, features, logits, strict=True):
@@ -144,7 +147,7 @@ class Worker:
             except Refusal as refusal:
                 replies.append(refused(refusal))
             except Exception:
-                traceback.print_exc()
+                say_what_broke()
                 replies.append(refused(BROKE))
         return replies
 
@@ -153,6 +156,29 @@ class Worker:
         parts = [part for head, body in messages for part in (frame(head, len(body)), body)]
         with self.sending, contextlib.suppress(OSError):
             self.sock.sendall(b"".join(parts))
+
+
+def or_else_all_ends(work: Callable[[], None]) -> None:
+    """Run what never returns; if it does, a process without it would let requests wait: another one is better."""
+    try:
+        work()
+    finally:
+        say_what_broke()
+        os._exit(1)
+
+
+def say_what_broke() -> None:
+    """The traceback of what went wrong, if anyone takes it."""
+    with contextlib.suppress(OSError):
+        traceback.print_exc()
+
+
+def leave_with(sock: socket.socket) -> None:
+    """End with the other process, also in the middle of loading."""
+    ending = select.poll()
+    ending.register(sock, 0)  # that the other side has gone is told unasked
+    ending.poll()
+    os._exit(0)
 
 
 def reply(job: Job, answer: Reply) -> tuple[Message, bytes]:
@@ -195,6 +221,7 @@ def main() -> None:
         Path("/proc/self/oom_score_adj").write_text("500")
     with socket.socket(fileno=int(sys.argv[1])) as sock:
         sock.setblocking(True)
+        threading.Thread(target=leave_with, args=(sock,), daemon=True).start()
         serve(sock)
     os._exit(0)  # threads may still be at work for someone who has gone
 

@@ -1,7 +1,8 @@
 """The kernels' sources go in, a library compiled with this machine's own instructions comes out, once for each machine.
 
 The library is kept in the cache folder under a name that changes with the sources, the machine, the compiler and its
-flags, with an empty lock beside it. Nothing else is written. A file there that is damaged is made anew.
+flags, with an empty lock beside it. Nothing else is written. A file there that is damaged is made anew, and one that
+others than this user and root could have written is never loaded.
 """
 
 import hashlib
@@ -9,6 +10,7 @@ import os
 import platform
 import shlex
 import shutil
+import stat
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
@@ -59,6 +61,8 @@ def library() -> Path:
         )
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        if not _is_private(path.parent):
+            raise EngineError(f"others can write to {path.parent}", hint="set VITKIT_CACHE to a folder of your own")
         with one_at_a_time(path):
             if not _is_whole(path):  # another process may have been sooner
                 with written_aside(path) as aside:
@@ -79,7 +83,11 @@ def is_built() -> bool:
 
 def find_compiler() -> tuple[str, ...] | None:
     """The C++ compiler's command: what CXX says, or the first of the usual names that is there."""
-    if command := shlex.split(os.environ.get("CXX", "")):
+    try:
+        command = shlex.split(os.environ.get("CXX", ""))
+    except ValueError as error:
+        raise EngineError("CXX is not a command", got=os.environ["CXX"], hint=f"{error}: set it to g++, say") from error
+    if command:
         return tuple(command) if shutil.which(command[0]) else None
     return next(((name,) for name in COMPILERS if shutil.which(name)), None)
 
@@ -92,12 +100,12 @@ def compile_to(path: Path, *, compiler: Sequence[str], machine: Sequence[str] = 
     for flags in (machine, ()) if tuple(machine) == MACHINE else (machine,):
         command = [*compiler, *FLAGS, *flags, source, "-o", str(path)]
         try:
-            failed = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
+            failed = subprocess.run(command, capture_output=True, timeout=PATIENCE, check=False)
         except (OSError, subprocess.TimeoutExpired) as error:
             raise EngineError(f"the compiler could not be run: {error}") from error
         if failed.returncode == 0:
             return
-    said = (failed.stderr if failed else "").strip().splitlines()
+    said = (failed.stderr if failed else b"").decode(errors="replace").strip().splitlines()
     raise EngineError(
         f"{compiler[0]} could not compile the native engine",
         got=next((line for line in said if "error" in line), said[-1] if said else "no message"),
@@ -109,12 +117,29 @@ def _place() -> Path:
     """Where the library is or will be. Without a compiler, one that an earlier compiler has left for this machine."""
     sources = [path.read_bytes() for path in [*sorted(SOURCES.glob("*.h")), SOURCES / "engine.cpp"]]
     made_for = _digest(*sources, _machine().encode())
-    compiler = find_compiler()
+    compiler, folder = find_compiler(), _folder()
     if compiler is None:
-        left = sorted(cache_folder().glob(f"native-{made_for}-*.so"))
-        return left[0] if left else cache_folder() / f"native-{made_for}-none.so"
+        left = sorted(folder.glob(f"native-{made_for}-*.so"))
+        return left[0] if left else folder / f"native-{made_for}-none.so"
     made_with = _digest(_version(compiler).encode(), " ".join((*compiler, *FLAGS, *MACHINE)).encode())
-    return cache_folder() / f"native-{made_for}-{made_with}.so"
+    return folder / f"native-{made_for}-{made_with}.so"
+
+
+def _folder() -> Path:
+    """The cache folder; where others can write to it, as to a volume that many share, one of one's own in it."""
+    folder = cache_folder()
+    return folder if _is_private(folder) else folder / f"of-{os.geteuid()}"
+
+
+def _is_private(path: Path) -> bool:
+    """Whether nobody but this user and root can have put or changed what is there; nothing there is private."""
+    try:
+        status = path.stat()
+    except OSError:
+        return True
+    if not hasattr(os, "geteuid"):  # Windows says nothing of others by these numbers
+        return True
+    return status.st_uid in (os.geteuid(), 0) and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
 
 
 def _machine() -> str:
@@ -130,10 +155,10 @@ def _machine() -> str:
 
 def _version(compiler: Sequence[str]) -> str:
     try:
-        said = subprocess.run([*compiler, "--version"], capture_output=True, text=True, timeout=PATIENCE, check=False)
+        said = subprocess.run([*compiler, "--version"], capture_output=True, timeout=PATIENCE, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise EngineError(f"the compiler could not be run: {error}") from error
-    return said.stdout
+    return said.stdout.decode(errors="replace")
 
 
 def _digest(*parts: bytes) -> str:
@@ -148,11 +173,14 @@ def _seal(path: Path) -> None:
     """Put the content's SHA-256 behind it, which loaders do not read: a damaged library must never be loaded."""
     content = path.read_bytes()
     path.write_bytes(content + hashlib.sha256(content).digest())
+    path.chmod(0o755)  # whatever the umask: what others can write is not loaded
 
 
 def _is_whole(path: Path) -> bool:
     try:
         content = path.read_bytes()
     except OSError:
+        return False
+    if not (_is_private(path) and _is_private(path.parent)):
         return False
     return len(content) > 32 and hashlib.sha256(content[:-32]).digest() == content[-32:]

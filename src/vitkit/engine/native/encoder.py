@@ -4,6 +4,7 @@ It runs what the paper's ViTs and their close relatives are made of. `reason_aga
 """
 
 import ctypes
+import math
 import weakref
 from pathlib import Path
 
@@ -26,6 +27,8 @@ from vitkit.zoo.lookup import Model
 POOLING = {"class": 0, "mean": 1, "map": 2}
 ACTIVATIONS: dict[Activation, int] = {"gelu_tanh": 0, "gelu_erf": 1, "swiglu": 2}
 HEADS = (nn.Linear, DistilledHead, nn.Identity)
+MOST_IN_INT8 = (2**31 - 1) // (255 * 127)
+"""Values of a patch of which the products surely add up in 32 bits. All other sums are of fewer."""
 
 
 def reason_against(model: Model, precision: Precision = "fp32") -> str | None:
@@ -36,19 +39,21 @@ def reason_against(model: Model, precision: Precision = "fp32") -> str | None:
     >>> reason_against(vitkit.create("R50+B/16", device="meta"))
     'the native engine does not run hybrids: a ResNet stands in front of the encoder'
     """
-    reason = _reason(model) if precision in PRECISIONS else f"it has no precision {precision}"
+    reason = _reason(model, precision) if precision in PRECISIONS else f"precision {precision}"
     return reason and f"the native engine does not run {reason}"
 
 
-def _reason(model: Model) -> str | None:
+def _reason(model: Model, precision: Precision) -> str | None:
     if not isinstance(model, ViT):
         return "ResNets"
     config = model.config
+    values = config.channels * math.prod(pair(config.patch_size))
     against = {
         "hybrids: a ResNet stands in front of the encoder": config.backbone is not None,
         "axial attention": config.block.axial,
         "relative positions, which act inside attention": model.config.positions.kind == "relative",
         "blocks with parts that are not the model's own": not all(_is_plain(block) for block in model.blocks),
+        f"patches of {values:,} values in int8": precision == "int8" and values > MOST_IN_INT8,
         f"a head that is a {type(model.head).__name__}": type(model.head) not in HEADS,
     }
     return next((reason for reason, holds in against.items() if holds), None)
@@ -83,9 +88,10 @@ class NativeEngine:
         self.config, self.precision, self.threads = model.config, precision, threads
         self._library = bind(compiled or library())
         self._pooling = model if model.config.pooling == "map" else None
-        with torch.inference_mode():
+        with torch.no_grad():
             self._engine = _packed(self._library, model, precision)
         self._finalizer = weakref.finalize(self, self._library.vitkit_destroy, self._engine)
+        self._finalizer.atexit = False  # a daemon thread may still be running it then, and the process ends anyway
 
     @property
     def name(self) -> str:
@@ -107,7 +113,7 @@ class NativeEngine:
         """Features and logits, in one pass; a model without classes gives its features twice."""
         return self._run(images, wants_logits=True)
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def _run(self, images: Tensor, *, wants_logits: bool) -> tuple[Tensor, Tensor]:
         config = self.config
         check_images(images, channels=config.channels, image_size=pair(config.image_size))

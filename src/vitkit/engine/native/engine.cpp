@@ -24,7 +24,10 @@ class EngineOf final : public Engine {
     void run(const float* images, size_t batch, float* tokens, float* features, float* logits, int threads) override {
         Pool& threads_of_all = pool();
         const std::lock_guard<std::mutex> alone(threads_of_all.turn());
-        reserve(batch, threads);
+        {
+            const std::lock_guard<std::mutex> unforked(threads_of_all.growing());
+            reserve(batch, threads);
+        }
         Barrier all, none;
         all.reset(threads);
         none.reset(1);
@@ -33,6 +36,7 @@ class EngineOf final : public Engine {
         const size_t together = batch % threads, alone_each = batch - together;
         const size_t pixels = size_t(model_.sizes.channels) * model_.sizes.image_height * model_.sizes.image_width;
         threads_of_all.run(threads, [&](int number) {
+            [[maybe_unused]] const NoDenormals quick{};
             const Member single{0, 1, &none}, member{number, threads, &all};
             Forward<Format> own(model_, spaces_[number], *scratch_[number], single);
             for (size_t image = next++; image < alone_each; image = next++) {

@@ -43,9 +43,10 @@ VITKIT_INLINE uint32_t bits_of(float value) {
     return bits;
 }
 
-// The nearest bfloat16, ties to even; finite values only.
+// The nearest bfloat16, ties to even.
 VITKIT_INLINE uint32_t to_bfloat16(float value) {
     const uint32_t bits = bits_of(value);
+    if (value != value) return 0x7fc0u;  // rounded, some would be a number
     return (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
 }
 
@@ -162,7 +163,7 @@ struct Int8 {
 #endif
     }
     static int whole(float value, float scale) {
-        return scale == 0.0f ? 0 : static_cast<int>(std::lrint(value / scale));
+        return scale > 0.0f ? static_cast<int>(std::lrint(value / scale)) : 0;
     }
     static Word packed(const float* values, const float* scale) {
         Word word = 0;
@@ -230,12 +231,13 @@ Weights<Format> pack(const float* weight, size_t stride, const float* bias, size
     Block<float> row(rounded_up(in, 4));
     for (size_t column = 0; column < out; column++) {
         const float by = factor ? factor[column] : 1.0f;
-        float most = 0;
+        float most = 0, none = 0;
         for (size_t k = 0; k < in; k++) {
             row[k] = weight[column * stride + k] * by;
             most = std::fabs(row[k]) > most ? std::fabs(row[k]) : most;
+            none += row[k] * 0.0f;  // NaN once a weight is not finite: so must be what comes of it, as with floats
         }
-        const float scale = most / 127.0f;
+        const float scale = most / 127.0f + none;
         if (integers) {
             to.scale[column] = scale;
             for (size_t k = 0; k < in; k++) to.sums[column] += static_cast<float>(Int8::whole(row[k], scale));

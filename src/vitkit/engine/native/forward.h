@@ -191,10 +191,9 @@ class Forward {
                 std::memcpy(values, image + at, sizes.patch_width * sizeof(float));
                 values += sizes.patch_width;
             }
-        if (!Format::as_they_are) {
-            if (model_.patch_values % 2) *values = 0.0f;
-            convert<Format>(scratch_.row.data(), model_.patch_values, to, row);
-        }
+        // What pads an odd row meets a weight of zero, which is not enough: of an earlier image it may be NaN.
+        if (model_.patch_values % 2) *values = 0.0f;
+        if (!Format::as_they_are) convert<Format>(scratch_.row.data(), model_.patch_values, to, row);
     }
 
     Rows words_of(const Matrix& matrix, size_t rows, size_t width) {

@@ -77,6 +77,9 @@ class Pool {
     // Held by whoever uses the threads and what belongs to them; one caller at a time.
     std::mutex& turn() { return callers_; }
 
+    // Held while room to work in is made, and through a fork: a child must not find it half made.
+    std::mutex& growing() { return growing_; }
+
     // Runs `job` with numbers 0…threads - 1, 0 on the caller's own thread, whose turn it must be.
     void run(int threads, const std::function<void(int)>& job) {
         if (threads > 1) {
@@ -122,7 +125,7 @@ class Pool {
         }
     }
 
-    std::mutex callers_, mutex_;
+    std::mutex callers_, growing_, mutex_;
     std::condition_variable wake_;
     std::vector<std::thread> workers_;
     const std::function<void(int)>* job_ = nullptr;
@@ -143,7 +146,8 @@ inline Pool& pool() {
     std::call_once(once, [] {
         current_pool() = new Pool;
 #if defined(__unix__) || defined(__APPLE__)
-        pthread_atfork(nullptr, nullptr, [] { current_pool() = new Pool; });
+        pthread_atfork([] { current_pool().load()->growing().lock(); },
+                       [] { current_pool().load()->growing().unlock(); }, [] { current_pool() = new Pool; });
 #endif
     });
     return *current_pool();

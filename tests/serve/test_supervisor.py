@@ -1,0 +1,154 @@
+"""The one who looks after the worker, without one: what it makes of nonsense, and how often it tries again."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from vitkit.engine.compiled import PATIENCE
+from vitkit.serve.batching import Answered, Line
+from vitkit.serve.config import LimitsConfig, ModelConfig, ServeConfig
+from vitkit.serve.metrics import Metrics
+from vitkit.serve.models import Served, warm_up
+from vitkit.serve.supervisor import Link, Supervisor
+from vitkit.serve.wire import frame
+
+
+class Pipe(asyncio.WriteTransport):
+    """What a link writes to."""
+
+    aborted = False
+
+    def write(self, data: bytes) -> None:
+        pass
+
+    def abort(self) -> None:
+        self.aborted = True
+
+
+class Office:
+    """A supervisor whose worker is whoever calls `link.data_received`, with one request that waits for it."""
+
+    def __init__(self) -> None:
+        metrics, self.said = Metrics(), list[str]()
+        self.line, self.pipe = Line(LimitsConfig(), metrics), Pipe()
+        models = [ModelConfig(name="pets", place="pets")]
+        self.supervisor = Supervisor(models, ServeConfig(), line=self.line, metrics=metrics, say=self.said.append)
+        self.link = self.supervisor.link = Link(self.supervisor.heard, self.supervisor.lost, self.supervisor.garbled)
+        self.link.transport = self.pipe
+        self.line.send = self.link.send
+        self.asked = asyncio.create_task(self.line.ask({"do": "predict"}, b"", cost=1, gone=lambda: False))
+
+
+def run(story: Callable[[], Awaitable[None]]) -> None:
+    async def told() -> None:
+        await asyncio.wait_for(story(), 20.0)
+
+    asyncio.run(told())
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"\x05\0\0\0\0\0\0\0\0\0\0\0hello",
+        b"\x01\0\0\0\0\0\0\0\0\0\0\0\xff",
+        frame({"id": 1}),
+        frame({"id": 1, "status": "good", "headers": {}}),
+        frame({"id": 1, "status": 99, "headers": {}}),
+        frame({"id": 1, "status": 1e400, "headers": {}}),
+        frame({"id": 1, "status": 200, "headers": []}),
+        frame({"id": 1, "status": 200, "headers": {"a": "b\r\nSet-Cookie: c"}}),
+        frame({"id": [], "status": 200, "headers": {}}),
+        frame({"pong": 1}),
+        frame({"batch": 1}),
+        b"\x03\0\0\0\0\0\0\0\0\0\0\0[1]",
+    ],
+)
+def test_a_worker_that_speaks_nonsense_is_replaced_and_nobody_gets_to_hear_it(said: bytes) -> None:
+    async def story() -> None:
+        office = Office()
+        await asyncio.sleep(0)
+        office.link.data_received(said)
+        await asyncio.sleep(0)
+        assert office.pipe.aborted
+        assert not office.asked.done()
+        assert office.line.held == 1
+        office.asked.cancel()
+
+    run(story)
+
+
+def test_an_answer_that_makes_sense_is_passed_on() -> None:
+    async def story() -> None:
+        office = Office()
+        await asyncio.sleep(0)
+        whole = frame({"id": 1, "status": 200, "headers": {"content-type": "application/json"}}, 2) + b"{}"
+        for number in range(len(whole)):
+            office.link.data_received(whole[number : number + 1])
+        assert await office.asked == Answered(200, {"content-type": "application/json"}, b"{}")
+        assert not office.pipe.aborted
+
+    run(story)
+
+
+def test_after_thousands_of_failures_it_still_tries(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def story() -> None:
+        office, started = Office(), []
+        office.supervisor.link, office.supervisor.tries = None, 5000
+
+        async def start() -> None:
+            started.append(1)
+
+        monkeypatch.setattr(office.supervisor, "start", start)
+        await office.supervisor.check()
+        assert started
+        office.asked.cancel()
+
+    run(story)
+
+
+def test_without_descriptors_for_a_worker_it_is_not_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once the models have answered: clients may have taken all that there are, and will give them back."""
+
+    async def story() -> None:
+        office = Office()
+        office.supervisor.link = None
+        office.supervisor.first_ready.set()
+
+        def none_left() -> None:
+            raise OSError(24, "Too many open files")
+
+        monkeypatch.setattr("socket.socketpair", none_left)
+        await office.supervisor.start()
+        assert office.supervisor.failed is None
+        assert "Too many open files" in office.said[-1]
+        office.asked.cancel()
+
+    run(story)
+
+
+class Counting(Served):
+    """A model that only counts what it is asked."""
+
+    sides = (4, 4)
+    preprocessing = SimpleNamespace(channels=3)
+
+    def __init__(self, device: str) -> None:
+        self.predictor = SimpleNamespace(device=torch.device(device))
+        self.counts: list[int] = []
+
+    def answer(self, images: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        self.counts.append(len(images))
+        return images, images
+
+
+@pytest.mark.parametrize(("device", "before"), [("cpu", 0), ("cuda", PATIENCE)])
+def test_on_a_gpu_a_model_is_asked_until_it_has_compiled(device: str, before: int) -> None:
+    """An engine there compiles after some batches, for a minute: clients, and who looks after it, should not wait."""
+    served = Counting(device)
+    warm_up(served, batch=8)
+    assert len(served.counts) > before
+    assert len(set(served.counts[before:])) >= 2  # a size for one, and one for all others
+    assert served.counts[-2:] == [8, 8]

@@ -1,5 +1,6 @@
 """What every test runs under: one thread a worker, known random numbers, property tests of a modest size, an audit."""
 
+import contextlib
 import os
 
 import pytest
@@ -19,6 +20,15 @@ def pytest_configure(config: pytest.Config) -> None:
     settings.load_profile("ci" if os.environ.get("CI") else "local")
     if "PYTEST_XDIST_WORKER" in os.environ:
         torch.set_num_threads(1)  # the workers share the cores: more threads would only wait for each other
+
+
+def pytest_sessionstart() -> None:
+    """Compile the fast engine once, and not while a test waits for its server."""
+    from vitkit.engine.native.build import EngineError, library  # noqa: PLC0415 - not before its types are checked
+
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        with contextlib.suppress(EngineError):
+            library()
 
 
 class ServersApart(LoadScopeScheduling):

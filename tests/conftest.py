@@ -10,6 +10,8 @@ from security import audit
 from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 
+collect_ignore = ["security/listening"]  # a server's processes import it, under an audit of their own
+
 # Models are slow to build and a laptop's clock is noisy, so no deadline. In CI the same examples run every time.
 settings.register_profile("local", deadline=None, max_examples=40)
 settings.register_profile("ci", settings.get_profile("local"), derandomize=True, print_blob=True)
@@ -31,11 +33,14 @@ def pytest_sessionstart() -> None:
             library()
 
 
+SHARING_A_SERVER = ("tests/serve/", "tests/security/", "tests/docs/test_serving_guide.py")
+
+
 class ServersApart(LoadScopeScheduling):
-    """Tests go to whichever worker is free; those of one module in `serve` go together, since they share a server."""
+    """Tests go to whichever worker is free; those of a module that shares a server go together."""
 
     def _split_scope(self, nodeid: str) -> str:
-        return nodeid.partition("::")[0] if nodeid.startswith("tests/serve/") else nodeid
+        return nodeid.partition("::")[0] if nodeid.startswith(SHARING_A_SERVER) else nodeid
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadScopeScheduling:

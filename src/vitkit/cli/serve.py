@@ -48,8 +48,8 @@ def command(
     for Prometheus, /v2 is KServe's protocol.
 
     \b
-    limits.queue=22         images accepted and not yet answered; beyond: 429
-    limits.batch=8          images computed together
+    limits.queue=16         images accepted and not yet answered; beyond: 429
+    limits.batch=4          images computed together
     limits.deadline=10      seconds until an accepted request is given up: 504
     limits.receive=10       seconds to receive a whole request: 408
     limits.keep_alive=5     seconds that a connection may be idle
@@ -61,7 +61,7 @@ def command(
     limits.connections=4096 open at once
     engine.device=auto      cpu, cuda, mps, or auto
     engine.threads=0        of one batch; 0 is one a core
-    engine.decoders=0       threads that decode; 0 is one a core, at most 4
+    engine.decoders=0       threads that decode; 0 is one for every two cores, at most 4
     engine.merge=0          tokens merged in each layer
     hosts=NAME,NAME         other names that clients may call it by
     """

@@ -206,7 +206,7 @@ def serve(sock: socket.socket) -> None:
         failed = {"failed": str(error), "hint": getattr(error, "hint", None)}
         sock.sendall(frame(failed))
         return
-    decoders = settings.engine.decoders or min(4, len(os.sched_getaffinity(0)))
+    decoders = settings.engine.decoders or max(1, min(4, len(os.sched_getaffinity(0)) // 2))
     worker = Worker(sock, settings.limits, models, decoders=decoders)
     descriptions = [served.description() for served in models.values()]
     worker.send(({"ready": descriptions, "seconds": max(served.seconds for served in models.values())}, b""))
@@ -219,6 +219,7 @@ def main() -> None:
         signal.signal(number, signal.SIG_IGN)
     with contextlib.suppress(OSError):  # where memory runs out, this is the process that can be replaced
         Path("/proc/self/oom_score_adj").write_text("500")
+    os.nice(5)  # refusals and signs of life, which cost the other process little, do not wait for batches
     with socket.socket(fileno=int(sys.argv[1])) as sock:
         sock.setblocking(True)
         threading.Thread(target=leave_with, args=(sock,), daemon=True).start()

@@ -219,7 +219,6 @@ def main() -> None:
         signal.signal(number, signal.SIG_IGN)
     with contextlib.suppress(OSError):  # where memory runs out, this is the process that can be replaced
         Path("/proc/self/oom_score_adj").write_text("500")
-    os.nice(5)  # refusals and signs of life, which cost the other process little, do not wait for batches
     with socket.socket(fileno=int(sys.argv[1])) as sock:
         sock.setblocking(True)
         threading.Thread(target=leave_with, args=(sock,), daemon=True).start()

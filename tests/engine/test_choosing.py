@@ -70,7 +70,7 @@ def test_with_a_file_where_the_cache_should_be(tmp_path: Path, monkeypatch: pyte
 def test_with_a_compiler_that_is_no_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VITKIT_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("CXX", "g++ 'unfinished")
-    answers_by_torch("")
+    answers_by_torch("CXX is not a command")
     assert not (tmp_path / "cache").exists()
 
 

@@ -22,8 +22,8 @@ from vitkit.model.vit import ViT
 from vitkit.zoo.lookup import Model
 
 Kind = Literal["native", "prepacked", "compiled", "written"]
-FAILURES = (VitkitError, OSError, ValueError)
-"""What making the native engine may end in; a CXX that is no command is the ValueError."""
+FAILURES = (VitkitError, OSError)
+"""What making the native engine may end in."""
 
 
 class Chosen(NamedTuple):
@@ -97,7 +97,7 @@ def reason_against_building() -> str | None:
     try:
         compiler = find_compiler()
     except FAILURES as error:
-        return f"CXX is no command: {error}"
+        return sentence(error)
     return "no C++ compiler" if compiler is None else reason_against_keeping()
 
 

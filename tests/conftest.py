@@ -1,7 +1,9 @@
 """What every test runs under: one thread a worker, known random numbers, property tests of a modest size, an audit."""
 
 import contextlib
+import functools
 import os
+from pathlib import Path
 
 import pytest
 import torch
@@ -33,18 +35,22 @@ def pytest_sessionstart() -> None:
             library()
 
 
-SHARING_A_SERVER = ("tests/serve/", "tests/security/", "tests/docs/test_serving_guide.py")
-
-
-class ServersApart(LoadScopeScheduling):
-    """Tests go to whichever worker is free; those of a module that shares a server go together."""
+class SharersTogether(LoadScopeScheduling):
+    """Tests go to whichever worker is free; those of a module that makes something for all of them go together."""
 
     def _split_scope(self, nodeid: str) -> str:
-        return nodeid.partition("::")[0] if nodeid.startswith(SHARING_A_SERVER) else nodeid
+        module = nodeid.partition("::")[0]
+        return module if shares(self.config.rootpath / module) else nodeid
+
+
+@functools.cache
+def shares(module: Path) -> bool:
+    """Whether a module has a server, runs or files that its tests share; each worker would make its own."""
+    return module.suffix == ".py" and '(scope="module")' in module.read_text(encoding="utf-8")
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadScopeScheduling:
-    return ServersApart(config, log)
+    return SharersTogether(config, log)
 
 
 @pytest.fixture(autouse=True)

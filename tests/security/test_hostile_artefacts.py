@@ -16,6 +16,9 @@ import pytest
 from security.artefacts import CASES, Way, own, photos, png, toml, written
 
 from vitkit.cli.main import main
+from vitkit.core.errors import VitkitError
+from vitkit.serve.config import EngineConfig, ModelConfig
+from vitkit.serve.models import Served, load_models
 
 MOST_SECONDS = 1.0
 """Of this process's own time, once the command's modules are imported."""
@@ -162,3 +165,22 @@ def test_the_watch_over_files_works(watched, tmp_path):
     (tmp_path / "made").mkdir()
     watched.inside = ""
     assert [seen.split()[0] for seen in watched.seen if "outside" in seen or "made" in seen] == ["open", "os.mkdir"]
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if CASES[case].way == "model"])
+def test_a_server_does_not_load_a_hostile_model(case, tmp_path, sound, watched, monkeypatch):
+    def loaded(place: Path) -> dict[str, Served]:
+        return load_models(
+            [ModelConfig(name="model", place=str(place))], engine=EngineConfig(device="cpu"), calibration=None, batch=1
+        )
+
+    loaded(sound / "own")
+    path = CASES[case].build(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    watched.inside = str(tmp_path)
+    started = time.process_time()
+    with pytest.raises((VitkitError, OSError), match=CASES[case].reason):
+        loaded(path)
+    assert time.process_time() - started < MOST_SECONDS
+    assert watched.seen == []
+    assert not (tmp_path / "it-ran").exists()

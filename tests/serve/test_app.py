@@ -170,6 +170,7 @@ def test_a_model_without_classes_gives_features_alone(server: Running) -> None:
         ("/v1/attention?head=all", 400, "head"),
         ("/v1/nothing", 404, "/docs"),
         ("/v1/predict/", 404, "/docs"),
+        ("/v1/predict%0A", 404, "/docs"),
         ("/v2/models/cats/infer", 404, "pets"),
         ("/v2/models/pets/versions/2/infer", 404, "/docs"),
     ],
@@ -275,6 +276,14 @@ def test_the_pages_need_no_other_host(server: Running) -> None:
         links = Links()
         links.feed(server.get(path).body.decode())
         assert not [link for link in links.found if "//" in link]
+
+
+def test_a_browser_fetches_a_file_of_the_page_once(server: Running) -> None:
+    for path in ("/", "/docs", "/web/main.js"):
+        first = server.get(path)
+        again = server.get(path, **{"If-None-Match": first.headers["etag"]})
+        assert (again.status, again.body) == (304, b"")
+        assert server.get(path, **{"If-None-Match": '"another"'}).body == first.body
 
 
 @pytest.mark.parametrize("name", ["../runs.py", "%2e%2e%2fapp.py", "__init__.py", "nothing.js", "..%5capp.py"])

@@ -123,6 +123,11 @@ class Server:
         """The ports of the clients that it has a socket for."""
         return {each.raddr.port for each in self.front.net_connections("tcp") if each.raddr}
 
+    def holds_at_rest(self) -> dict[str, float]:
+        """The same, once it has noticed that its clients have gone."""
+        self.until(lambda: not self.connections(), seconds=10.0)
+        return self.holds()
+
     def get(self, path: str, *, seconds: float = 5.0) -> tuple[int, bytes]:
         """Ask once, on a connection of its own; status 0 where there is no answer."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=seconds)

@@ -82,9 +82,9 @@ def seventy_percent(folder: Path, size: Size) -> Finding:
         warm(server, subject)
         capacity = peak(server, subject, seconds=counts.peak)
         evenly = at(server, subject, rate=0.7 * capacity, seconds=counts.even, even=True)
-        held = server.holds()
+        held = server.holds_at_rest()
         randomly = at(server, subject, rate=0.7 * capacity, seconds=counts.steady)
-        grown = {name: value - held[name] for name, value in server.holds().items()}
+        grown = {name: value - held[name] for name, value in server.holds_at_rest().items()}
     for name, seen in (("even", evenly), ("random", randomly)):
         p50, p99 = seen.latency(0.5), seen.latency(0.99)
         finding.figures |= {
@@ -195,10 +195,10 @@ def slow_clients(folder: Path, size: Size) -> Finding:
     with serving(subject.model, log=folder / "server.log") as server:
         warm(server, subject)
         rate = 0.5 * peak(server, subject, seconds=counts.peak)
-        held = server.holds()
+        held = server.holds_at_rest()
         without, _ = load.run(beside(server, subject, rate=rate, seconds=counts.beside, slow=0))
         beside_them, everyone = load.run(beside(server, subject, rate=rate, seconds=counts.beside, slow=counts.slow))
-        after = server.holds()
+        after = server.holds_at_rest()
     finding.figures |= {"slow connections": len(everyone)}
     for kind in KINDS:
         longest = max(each.seconds for each in everyone if each.kind == kind)

@@ -7,7 +7,8 @@ else with that of the library the file is from, where it is installed. Nothing o
 import importlib
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib.util import find_spec
@@ -26,7 +27,7 @@ from vitkit.checkpoints.formats.timm_config import timm_config
 from vitkit.checkpoints.hub import located
 from vitkit.checkpoints.mapping import read
 from vitkit.checkpoints.native import Artefact
-from vitkit.checkpoints.reference import answers, drawn_image, largest_difference, run
+from vitkit.checkpoints.reference import answers, drawn_image, largest_difference
 from vitkit.core.errors import WeightsError
 from vitkit.core.shapes import Tensor, pair
 from vitkit.model.config import ViTConfig
@@ -36,6 +37,8 @@ STORED_TOLERANCE = 1e-4
 TOLERANCE = 1e-5
 """Of the largest logit, or of 1: the same numbers in float32 on one machine, by other kernels."""
 UNKNOWN = "nothing to compare with"
+Ask = Callable[[Tensor], Tensor]
+"""A model of anyone's, in evaluation and float32: pixels to logits, or to features where it has no classes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,23 +72,41 @@ def verify(path: Path | str, *, format: str | None = None) -> Verification:  # n
 
 
 def _compared_with_its_library(found: Found, tensors: TensorFile) -> Verification:
-    library = LIBRARIES.get(found.format.name)
-    if library is None:
-        return nothing(f"{found.format.title} has no library that runs here")
     try:
-        theirs = imported(library)
+        against, theirs = model_of_its_library(found, tensors)
+        expected = theirs(drawn_image(found.config))
     except WeightsError as error:
         return nothing(error.message)
     state = dict(read(found.rules, tensors))
     foreign.check_shapes(state, found.config, path=tensors.path)
     ours = answers(_artefact(found, state).model().float())
+    return compared(ours, expected, against=against, relative=TOLERANCE)
+
+
+def model_of_its_library(found: Found, tensors: TensorFile) -> tuple[str, Ask]:
+    """The library that a file is for, with its version, and the model that it makes of it; an error where it cannot."""
+    library = LIBRARIES.get(found.format.name)
+    if library is None:
+        raise WeightsError(f"{found.format.title} has no library that runs here")
+    theirs = imported(library)
+    with _said_of(library):
+        model = MODELS[library](theirs, found, tensors)
+
+    def ask(pixels: Tensor) -> Tensor:
+        with _said_of(library), torch.no_grad():
+            return torch.as_tensor(model(pixels)).float()
+
+    return f"{library} {getattr(theirs, '__version__', '')}".rstrip(), ask
+
+
+@contextmanager
+def _said_of(library: str) -> Iterator[None]:
+    """Whatever their code raises is one error: it cannot run the file."""
     try:
-        expected = ORACLES[library](theirs, found, tensors)
-    except Exception as error:  # whatever their code raises: it could not make its model of the file
+        yield
+    except Exception as error:
         reason = " ".join(str(error).split())[:200]
-        return nothing(f"{library} cannot run it: {reason or type(error).__name__}")
-    version = getattr(theirs, "__version__", "")
-    return compared(ours, expected, against=f"{library} {version}".rstrip(), relative=TOLERANCE)
+        raise WeightsError(f"{library} cannot run it: {reason or type(error).__name__}") from error
 
 
 def verify_own(folder: Path | str) -> Verification:
@@ -168,8 +189,8 @@ def _artefact(found: Found, state: dict[str, Tensor]) -> Artefact:
 # Their models. The modules are not typed here: none of them need be installed.
 
 
-def answer_of_timm(timm: Any, found: Found, tensors: TensorFile) -> Tensor:
-    """timm's answer: its architecture by config.json, or else by what we found, with the file's own tensors.
+def model_of_timm(timm: Any, found: Found, tensors: TensorFile) -> Ask:
+    """timm's model: its architecture by config.json, or else by what we found, with the file's own tensors.
 
     Google's files timm reads by itself, with code of its own.
     """
@@ -183,17 +204,17 @@ def answer_of_timm(timm: Any, found: Found, tensors: TensorFile) -> Tensor:
             raise WeightsError(f"it has no such model: {reason}")
         path = tensors.path
         model.load_pretrained(str(next(path.glob("*.npz")) if path.is_dir() else path))
-        return run(model.float().eval(), drawn_image(found.config))
+        return _evaluating(model)
     home = importlib.import_module(timm.models.model_entrypoint(architecture).__module__)
     cleaned = dict(tensors)
     if hasattr(home, "checkpoint_filter_fn"):
         cleaned = home.checkpoint_filter_fn(cleaned, model)
     model.load_state_dict(cleaned, strict=True)
-    return run(model.float().eval(), drawn_image(found.config))
+    return _evaluating(model)
 
 
-def answer_of_transformers(transformers: Any, found: Found, tensors: TensorFile) -> Tensor:
-    """The answer of Hugging Face's model: logits, or its class token after the last norm where it has no head."""
+def model_of_transformers(transformers: Any, found: Found, tensors: TensorFile) -> Ask:
+    """Hugging Face's model, by its logits, or its class token after the last norm where it has no head."""
     config = found.config
     if not isinstance(config, ViTConfig) or found.format.name == "huggingface-mae":
         raise WeightsError("it answers to a random part of an image only")
@@ -206,17 +227,21 @@ def answer_of_transformers(transformers: Any, found: Found, tensors: TensorFile)
     )
     if remarks["missing_keys"] and config.classes:
         raise WeightsError(f"it misses {min(remarks['missing_keys'])}")
-    with torch.no_grad():
-        output = model.float().eval()(drawn_image(config))
-    if config.classes:
-        return torch.as_tensor(output.logits)
-    if config.head.pre_logits:
-        return torch.as_tensor(output.pooler_output)
-    return torch.as_tensor(output.last_hidden_state[:, 0])
+    answered = _evaluating(model)
+
+    def ask(pixels: Tensor) -> Tensor:
+        output: Any = answered(pixels)
+        if config.classes:
+            return torch.as_tensor(output.logits)
+        if config.head.pre_logits:
+            return torch.as_tensor(output.pooler_output)
+        return torch.as_tensor(output.last_hidden_state[:, 0])
+
+    return ask
 
 
-def answer_of_torchvision(torchvision: Any, found: Found, tensors: TensorFile) -> Tensor:
-    """The answer of torchvision's VisionTransformer."""
+def model_of_torchvision(torchvision: Any, found: Found, tensors: TensorFile) -> Ask:
+    """torchvision's VisionTransformer."""
     config = found.config
     assert isinstance(config, ViTConfig)
     model = torchvision.models.VisionTransformer(
@@ -230,7 +255,12 @@ def answer_of_torchvision(torchvision: Any, found: Found, tensors: TensorFile) -
         representation_size=config.head.pre_logits,
     )
     model.load_state_dict(dict(tensors), strict=True)
-    return run(model.float().eval(), drawn_image(config))
+    return _evaluating(model)
+
+
+def _evaluating(model: torch.nn.Module) -> Ask:
+    """A module as it is used."""
+    return model.float().eval()
 
 
 LIBRARIES = {
@@ -239,8 +269,8 @@ LIBRARIES = {
     "torchvision": "torchvision",
 }
 """Who can run the files of a format."""
-ORACLES: dict[str, Callable[[Any, Found, TensorFile], Tensor]] = {
-    "timm": answer_of_timm,
-    "transformers": answer_of_transformers,
-    "torchvision": answer_of_torchvision,
+MODELS: dict[str, Callable[[Any, Found, TensorFile], Ask]] = {
+    "timm": model_of_timm,
+    "transformers": model_of_transformers,
+    "torchvision": model_of_torchvision,
 }

@@ -12,7 +12,7 @@ from vitkit.cli.converting import changed, done_otherwise, read_back, write
 from vitkit.cli.describing import OUR_TITLE, OURS, find_format, load
 from vitkit.cli.machine import give_back_freed_memory
 from vitkit.cli.output import print_json, print_sections, safe_text, talk_console
-from vitkit.cli.weights import check_place
+from vitkit.cli.weights import FILE_ENDINGS, check_place
 
 if TYPE_CHECKING:
     from vitkit.checkpoints.formats.format import Format
@@ -68,8 +68,8 @@ def command(
 ) -> None:
     """Write the model in RUN for elsewhere into OUT: a program that runs by itself, or weights of another library.
 
-    RUN is the folder of a run, or weights of any format. OUT is a new folder, or for some weights a new file. Labels
-    and preprocessing go along where the format has them, and a program has an example.py that needs no vitkit.
+    RUN is the folder of a run, or weights of any format. OUT is a new folder, with labels, preprocessing and an
+    example.py that needs no vitkit; or, named .npz or .pth, a new file of weights alone.
 
     Before OUT gets its name, what was written is run by what it is for, on images, beside the model itself. Where the
     first class is not the same for all of them, or logits differ by more than 1e-4, nothing is left, and the exit code
@@ -78,7 +78,7 @@ def command(
     \b
     vitkit export runs/photos photos-onnx --to onnx --images photos/
     vitkit export runs/photos photos-hf --to huggingface
-    vitkit export runs/photos photos.npz --to google
+    vitkit export runs/photos photos-google --to google
     vitkit export runs/photos photos.pth --to torchvision block.activation=gelu_erf
     """
     check_name(to)
@@ -208,7 +208,7 @@ def as_weights(asked: Asked) -> Exported:
     What proves them is that they come back number for number, and that those who read them answer the same.
     """
     wanted = find_format(asked.to)
-    as_folder = wanted is None or wanted.writes == "safetensors"
+    as_folder = is_folder(asked, wanted)
     if not asked.is_there:
         asked.check_place(as_folder=as_folder)
     artefact, changes = asked.artefact()
@@ -233,13 +233,18 @@ def write_weights(asked: Asked, wanted: "Format | None", artefact: "Artefact", m
     """Write and prove them aside, and give them their name."""
     from vitkit.checkpoints.native import write_json
     from vitkit.export.exporting import Wish, fingerprint
-    from vitkit.export.placing import PROOF, put_file, put_folder, write_sums
-    from vitkit.export.weights import proved_weights
+    from vitkit.export.placing import PROOF, proof_beside, put_file, put_folder, write_sums
+    from vitkit.export.weights import FILES, add_words, proved_weights
 
     found: list[Exported] = []
 
-    def fill(place: Path, images: "ProofImages | None") -> None:
-        write(wanted, place, artefact)
+    def fill(place: Path, images: "ProofImages | None", *, as_folder: bool) -> None:
+        if as_folder:
+            place.mkdir(exist_ok=True)
+        in_folder = as_folder and wanted is not None and wanted.writes in FILES
+        write(wanted, place / FILES[wanted.writes] if in_folder and wanted else place, artefact)
+        if as_folder and wanted is not None:
+            add_words(place, artefact)
         again = read_back(wanted, place, artefact)
         say("reading it back, and asking the library that it is for, where that is installed")
         proof = proved_weights(asked.to, place, artefact, title=made.title, images=images)
@@ -248,22 +253,28 @@ def write_weights(asked: Asked, wanted: "Format | None", artefact: "Artefact", m
         proof = {**proof, "tensors": again.tensors}
         checked = f"read back: {numbers}; {proof['words']}"
         found.append(replace(made, checked=checked, proof=proof, lost=again.lost, differs=differs))
-        if place.is_dir():
-            wish = Wish(to=asked.to, fingerprint=fingerprint(artefact), images=asked.images)
-            said = {"checked": checked, "lost": list(again.lost), "differs": list(differs)}
-            write_json(place / PROOF, {**proof, **said, "asked": wish.to_json()})
+        wish = Wish(to=asked.to, fingerprint=fingerprint(artefact), images=asked.images)
+        said = {"checked": checked, "lost": list(again.lost), "differs": list(differs)}
+        write_json(place / PROOF if as_folder else proof_beside(place), {**proof, **said, "asked": wish.to_json()})
+        if as_folder:
             write_sums(place)
 
-    as_folder = wanted is None or wanted.writes == "safetensors"
+    as_folder = is_folder(asked, wanted)
     with asked.proof_images(artefact) as images:
-        (put_folder if as_folder else put_file)(asked.out, lambda place: fill(place, images))
+        (put_folder if as_folder else put_file)(asked.out, lambda place: fill(place, images, as_folder=as_folder))
     return replace(found[0], files=files_at(asked.out))
+
+
+def is_folder(asked: Asked, wanted: "Format | None") -> bool:
+    """Whether OUT becomes a folder: some formats are one, and of others it is where OUT is not named like a file."""
+    return wanted is None or wanted.writes == "safetensors" or asked.out.suffix not in FILE_ENDINGS
 
 
 def there_already(asked: Asked, wanted: "Format | None", artefact: "Artefact", made: Exported) -> Exported | None:
     """What is at OUT, if it is what would be written: by its proof, or as one file by what is in it."""
     from vitkit.core.errors import VitkitError
     from vitkit.export.exporting import Wish, fingerprint
+    from vitkit.export.placing import proof_of_file
 
     if asked.out.is_dir():
         wish = Wish(to=asked.to, fingerprint=fingerprint(artefact), images=asked.images)
@@ -283,7 +294,7 @@ def there_already(asked: Asked, wanted: "Format | None", artefact: "Artefact", m
         return None
     checked = f"read back: {again.tensors:,} tensors, number for number the same"
     differs = (*done_otherwise(wanted, artefact), *again.settings)
-    proof = {"words": checked, "tensors": again.tensors}
+    proof = {"words": checked, "tensors": again.tensors, **proof_of_file(asked.out)}
     return replace(
         made, checked=checked, proof=proof, lost=again.lost, differs=differs, files=files_at(asked.out), already=True
     )
@@ -305,7 +316,11 @@ def check_name(to: str) -> None:
 
 def files_at(out: Path) -> tuple[str, ...]:
     """The names of what is there."""
-    return tuple(sorted(path.name for path in out.iterdir()) if out.is_dir() else [out.name])
+    from vitkit.export.placing import proof_beside
+
+    if out.is_dir():
+        return tuple(sorted(path.name for path in out.iterdir()))
+    return (out.name, *([proof_beside(out).name] if proof_beside(out).is_file() else []))
 
 
 def say(text: str) -> None:

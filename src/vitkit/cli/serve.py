@@ -10,6 +10,8 @@ from vitkit.cli.machine import set_malloc
 from vitkit.cli.output import safe_text
 
 if TYPE_CHECKING:
+    from socket import socket
+
     from vitkit.serve.config import Precision
 
 
@@ -49,7 +51,7 @@ def command(
 
     \b
     limits.queue=16         images accepted and not yet answered; beyond: 429
-    limits.batch=4          images computed together
+    limits.batch=8          images computed together
     limits.deadline=10      seconds until an accepted request is given up: 504
     limits.receive=10       seconds to receive a whole request: 408
     limits.keep_alive=5     seconds that a connection may be idle
@@ -66,14 +68,14 @@ def command(
     hosts=NAME,NAME         other names that clients may call it by
     """
     try:
-        from vitkit.serve.server import Server, bind, inherited, serve, tell
+        from vitkit.serve.server import Server, serve, tell
     except ImportError as error:
         from vitkit.core.errors import ConfigError
 
         if error.name is not None and error.name.startswith("vitkit"):
             raise
         raise ConfigError(f"serving needs {error.name}", hint="pip install 'vitkit[serve]'") from error
-    from vitkit.serve.config import is_loopback, settings_and_models
+    from vitkit.serve.config import settings_and_models
     from vitkit.serve.talk import fill_standard_files, say
 
     fill_standard_files()
@@ -84,12 +86,7 @@ def command(
         raise click.UsageError(f"{runs} is no folder")
     token = token_of(token_file)
     handed_down = fd if fd is not None else socket_of_systemd()
-    sock = None if handed_down is None else inherited(handed_down)
-    if sock is not None and isinstance(sock.getsockname(), tuple):
-        host = sock.getsockname()[0]  # whoever opened it has chosen who can reach it
-    if not is_loopback(host) and token is None:
-        raise click.UsageError(f"{host} can be reached from other machines, which needs a token: set VITKIT_TOKEN")
-    sock = sock or bind(host, port)
+    sock, host = listening(handed_down, host=host, port=port, has_token=token is not None)
     set_malloc(trim_above=2**23, map_above=2**22)  # what a large request took is given back
     wanted = Server(
         models=models,
@@ -124,6 +121,19 @@ def chosen(text: str) -> "tuple[Precision, ...]":
             f"expected fp32, bf16 or int8, or several of them, got {text}", param_hint="--precision"
         )
     return found
+
+
+def listening(handed_down: int | None, *, host: str, port: int, has_token: bool) -> "tuple[socket, str]":
+    """The socket to listen on, and the address by which it is reached; one that others can reach needs a token."""
+    from vitkit.serve.config import is_loopback
+    from vitkit.serve.server import bind, inherited
+
+    sock = None if handed_down is None else inherited(handed_down)
+    if sock is not None and isinstance(sock.getsockname(), tuple):
+        host = sock.getsockname()[0]  # whoever opened it has chosen who can reach it
+    if not is_loopback(host) and not has_token:
+        raise click.UsageError(f"{host} can be reached from other machines, which needs a token: set VITKIT_TOKEN")
+    return sock or bind(host, port), host
 
 
 def token_of(file: Path | None) -> str | None:

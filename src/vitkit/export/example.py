@@ -1,10 +1,10 @@
 """A preprocessing and a runtime go in, the text of an `example.py` comes out that gives `vitkit predict`'s answers.
 
-The file needs its runtime, numpy and Pillow, and holds the code that this one preprocessing takes, no other.
+The file needs its runtime or library, numpy and Pillow, and holds the code that this one preprocessing takes, no other.
 """
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from textwrap import indent
 
 import numpy as np
@@ -66,9 +66,49 @@ program = openvino.Core().compile_model(FOLDER / "{file}", "CPU", {settings})
 def run(pixels):
     return program({{"{input}": pixels}})["{output}"]
 """,
+    "timm": """\
+import timm
+import torch
+
+model = timm.create_model(f"local-dir:{{FOLDER}}", pretrained=True).float().eval()
+
+
+def run(pixels):
+    with torch.inference_mode():
+        return model(torch.from_numpy(pixels)).numpy()
+""",
+    "npz": """\
+import timm
+import torch
+
+model = timm.create_model("{architecture}", **{args}).eval()
+model.load_pretrained(str(FOLDER / "{file}"))
+
+
+def run(pixels):
+    with torch.inference_mode():
+        return model(torch.from_numpy(pixels)).numpy()
+""",
+    "huggingface": """\
+import torch
+import transformers
+
+model = transformers.{kind}.from_pretrained(FOLDER).float().eval()
+
+
+def run(pixels):
+    with torch.inference_mode():
+        return model(pixel_values=torch.from_numpy(pixels)).{answer}.numpy()
+""",
 }
-"""How each runtime is loaded and run."""
-NEEDS = {"onnx": "onnxruntime", "torch": "torch", "openvino": "openvino"}
+"""How each runtime, or a library that has the model's code, is loaded and run."""
+NEEDS = {
+    "onnx": "onnxruntime",
+    "torch": "torch",
+    "openvino": "openvino",
+    **dict.fromkeys(("timm", "npz"), "timm"),
+    "huggingface": "transformers",
+}
 
 MAIN_CLASSES = """\
 def main(arguments):
@@ -97,8 +137,10 @@ if __name__ == "__main__":
 """
 
 
-def example(preprocessing: Preprocessing, *, runtime: str, file: str, classes: int) -> str:
-    """The text of the file.
+def example(
+    preprocessing: Preprocessing, *, runtime: str, file: str, classes: int, more: Mapping[str, str] | None = None
+) -> str:
+    """The text of the file; `more` is what else the runtime's part names.
 
     >>> text = example(Preprocessing(), runtime="onnx", file="model.onnx", classes=2)
     >>> compile(text, "example.py", "exec") is not None, "averaged" in text
@@ -108,7 +150,7 @@ def example(preprocessing: Preprocessing, *, runtime: str, file: str, classes: i
     functions += [standalone.likeliest, standalone.printable] if classes else [standalone.printable]
     words = "the classes that the model finds likeliest" if classes else "the features that the model finds"
     load = LOADS[runtime].format(
-        file=file, input=INPUT, output=LOGITS if classes else FEATURES, settings=repr(SETTINGS)
+        file=file, input=INPUT, output=LOGITS if classes else FEATURES, settings=repr(SETTINGS), **(more or {})
     )
     head = (
         f'"""Image files go in, {words} come out: python example.py IMAGE... [--json]\n\n'

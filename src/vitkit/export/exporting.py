@@ -35,6 +35,13 @@ SECONDS = 300
 """How long that may take; a minute is much, and a machine may be busy."""
 NEAR, NEAR_FEATURES = 1e-4, 1e-3
 """How far probabilities may be apart, and features as a share of the largest: pixels are resized by other code, too."""
+WITH_LIBRARY = """\
+import runpy, sys
+from vitkit.checkpoints.verify import imported
+imported(sys.argv[1])
+del sys.argv[:2]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
 
 Say = Callable[[str], None]
 
@@ -132,14 +139,19 @@ def compared(
 # example.py
 
 
-def tried_example(folder: Path, artefact: Artefact, *, images: ProofImages | None) -> dict[str, object]:
-    """Run example.py in a process of its own on files, and compare what it prints with the model's own answers."""
+def tried_example(
+    folder: Path, artefact: Artefact, *, images: ProofImages | None, library: str | None = None
+) -> dict[str, object]:
+    """Run example.py in a process of its own on files, and compare what it prints with the model's own answers.
+
+    A `library` that it needs is imported first, because here that may take more than its import.
+    """
+    start = ["-c", WITH_LIBRARY, library] if library else []
     chosen = images or embedded_images(artefact.preprocessing)
     with tempfile.TemporaryDirectory() as place:
         files = chosen.files(Path(place), most=ASKED)
-        lines = _printed(
-            [sys.executable, "-I", str(folder.absolute() / EXAMPLE), "--json", *map(str, files)], cwd=place
-        )
+        example_file = str(folder.absolute() / EXAMPLE)
+        lines = _printed([sys.executable, "-I", *start, example_file, "--json", *map(str, files)], cwd=place)
         if len(lines) != len(files):
             raise WeightsError(f"{EXAMPLE} did not answer for every image", expected=len(files), got=len(lines))
         program = Program(artefact.model().float())

@@ -51,18 +51,34 @@ def put_folder(out: Path, fill: Callable[[Path], None]) -> None:
 
 
 def put_file(out: Path, fill: Callable[[Path], None]) -> None:
-    """Let `fill` write one file of this name aside, and move it here once it is on the disk."""
+    """Let `fill` write one file of this name aside, and its proof; both move here once they are on the disk."""
     _sweep(out.absolute().parent, out.name)
     aside = _aside(out)
     try:
         aside.mkdir()
         with _said_of(out, aside=aside / out.name):
             fill(aside / out.name)
-        sync_file(aside / out.name)
-        (aside / out.name).replace(out)
+        for path in (proof_beside(aside / out.name), aside / out.name):
+            if path.is_file():
+                sync_file(path)
+                path.replace(out.with_name(path.name))
         sync_folder(out.absolute().parent)
     finally:
         shutil.rmtree(aside, ignore_errors=True)
+
+
+def proof_beside(file: Path) -> Path:
+    """Where the proof of weights is that are one file.
+
+    >>> proof_beside(Path("photos.npz")).name
+    'photos.npz.proof.json'
+    """
+    return file.with_name(f"{file.name}.{PROOF}")
+
+
+def proof_of_file(file: Path) -> Mapping[str, object]:
+    """What the proof beside a file says; nothing where there is none."""
+    return _json(proof_beside(file))
 
 
 def write_sums(folder: Path) -> None:

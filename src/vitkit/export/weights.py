@@ -1,7 +1,7 @@
 """Weights that were written for another library go in, with the model that they are of; the proof of them comes out.
 
-They are read back by vitkit and asked about images, and by the library that they are for, where it is installed, about
-the drawn reference image.
+They are asked about images as vitkit reads them, and as the library that they are for does, where it is installed. In
+a folder they have labels, preprocessing and an example beside them, as a program has.
 """
 
 from importlib import metadata
@@ -10,13 +10,35 @@ from pathlib import Path
 import torch
 
 from vitkit.checkpoints import foreign
-from vitkit.checkpoints.native import Artefact
-from vitkit.checkpoints.verify import UNKNOWN, verify
+from vitkit.checkpoints.files.readers import open_tensors
+from vitkit.checkpoints.formats.huggingface import hub_config
+from vitkit.checkpoints.formats.timm import TIMM
+from vitkit.checkpoints.formats.timm_config import timm_config
+from vitkit.checkpoints.native import CONFIG, LABELS, Artefact, write_json
+from vitkit.checkpoints.native import PREPROCESSING as PROCESSOR
+from vitkit.checkpoints.verify import LIBRARIES, model_of_its_library, verify_own
 from vitkit.core.errors import WeightsError
-from vitkit.export.exporting import compared
+from vitkit.core.files import write_text
+from vitkit.export.example import example
+from vitkit.export.exporting import EXAMPLE, PREPROCESSING, compared, tried_example
 from vitkit.export.images import ProofImages
-from vitkit.export.program import Program
+from vitkit.export.program import FEATURES, LOGITS, Program
 from vitkit.export.proof import check, judged
+from vitkit.export.runtime import Numbers, Run
+from vitkit.export.words import preprocessing_json
+from vitkit.model.config import ViTConfig
+
+FILES = {"npz": "model.npz", "torch": "model.pth"}
+"""What weights that are one file are called in a folder."""
+
+
+def add_words(folder: Path, artefact: Artefact) -> None:
+    """Put labels and preprocessing beside weights; vitkit reads them there, too, where the format itself is silent."""
+    write_json(folder / LABELS, list(artefact.labels))
+    write_json(folder / PREPROCESSING, preprocessing_json(artefact.preprocessing))
+    if not (folder / CONFIG).exists():
+        write_json(folder / CONFIG, {"label_names": list(artefact.labels)})
+        write_json(folder / PROCESSOR, artefact.preprocessing.to_hub())
 
 
 def proved_weights(
@@ -27,35 +49,86 @@ def proved_weights(
     model, theirs = (judged(Program(each.model().float())) for each in (artefact, again))
     found, about = compared(theirs, artefact, model=model, images=images)
     check(found, title=title)
-    library = in_its_library(to, place)
-    against = library.get("against")
-    words = f"read by vitkit, {found.in_words()}"
-    words += f"; {against} answers within {library['largest_difference']:.1e}" if against else ""
-    return {
+    proof = {
         "format": to,
         "runtime": f"vitkit {metadata.version('vitkit')}",
         "against": f"the model before it was written, on torch {torch.__version__}, float32",
-        "words": words,
         **about,
         **found.to_json(),
-        "library": library,
     }
+    words = [f"read by vitkit, {found.in_words()}"]
+    if to == "vitkit":
+        check_reference(place)
+        return proof | {"words": words[0]}
+    proof["library"] = library = in_its_library(to, place, artefact, model=model, images=images)
+    if "skipped" not in library:
+        words.append(f"by {library['against']}, {library.pop('words')}")
+    if place.is_dir() and (text := example_for(to, artefact)) is not None:
+        write_text(place / EXAMPLE, text)
+        proof["example"] = tried = _tried(to, place, artefact, skipped=library.get("skipped"), images=images)
+        words += [f"{EXAMPLE} agrees on {tried['images']} files"] if "images" in tried else []
+    return proof | {"words": "; ".join(words)}
 
 
-def in_its_library(to: str, place: Path) -> dict[str, object]:
-    """How near the library that the weights are for comes to our answer; or why it was not asked."""
-    found = verify(place, format=to)
-    if found.max_difference is None:
-        return {"skipped": found.against.removeprefix(f"{UNKNOWN}: ")}
+def check_reference(place: Path) -> None:
+    """Refuse an artefact of ours that does not give the answer which it keeps."""
+    found = verify_own(place)
     if not found.agrees:
-        raise WeightsError(
-            f"{found.against} reads other weights than were written",
-            expected=f"a difference of at most {found.tolerance:.2g}",
-            got=f"{found.max_difference:.2g}",
-            hint="nothing was written; report this",
-        )
-    return {
-        "against": found.against,
-        "largest_difference": found.max_difference,
-        "allowed_difference": found.tolerance,
-    }
+        raise WeightsError(f"{place}: it does not give {found.against}", got=found.max_difference, hint="report this")
+
+
+# Their library
+
+
+def in_its_library(
+    to: str, place: Path, artefact: Artefact, *, model: Run, images: ProofImages | None
+) -> dict[str, object]:
+    """How near the library that the weights are for comes to the model's answers; or why it was not asked."""
+    name = LOGITS if artefact.config.classes else FEATURES
+    with open_tensors(place) as tensors:
+        try:
+            against, ask = model_of_its_library(foreign.identify(tensors, format=to), tensors)
+        except WeightsError as error:
+            return {"skipped": error.message}
+
+        def theirs(pixels: Numbers) -> dict[str, Numbers]:
+            return {name: ask(torch.from_numpy(pixels)).numpy()}
+
+        def ours(pixels: Numbers) -> dict[str, Numbers]:
+            return {name: model(pixels)[name]}
+
+        found, _ = compared(theirs, artefact, model=ours, images=images)
+    check(found, title=f"{against} on what was written")
+    return {"against": against, "words": found.in_words(), **found.to_json()}
+
+
+def example_for(to: str, artefact: Artefact) -> str | None:
+    """The text of an example.py in which the library loads the weights from their folder; None where we know none."""
+    config = artefact.config
+    more: dict[str, str] = {}
+    if to == "timm":
+        runtime = "timm"
+    elif LIBRARIES.get(to) == "transformers" and isinstance(config, ViTConfig) and to != "huggingface-mae":
+        runtime = "huggingface"
+        architectures = hub_config(config, (), to=foreign.format_called(to))["architectures"]
+        assert isinstance(architectures, list)
+        features = "pooler_output" if config.head.pre_logits else "last_hidden_state[:, 0]"
+        more = {"kind": architectures[0], "answer": "logits" if config.classes else features}
+    elif to in ("google", "bit") and not TIMM.refuses(config):
+        runtime = "npz"
+        said = timm_config(config)
+        model_args = said.get("model_args")
+        args = {"num_classes": config.classes} | (dict(model_args) if isinstance(model_args, dict) else {})
+        more = {"architecture": str(said["architecture"]), "args": repr(args)}
+    else:
+        return None
+    return example(artefact.preprocessing, runtime=runtime, file=FILES["npz"], classes=config.classes, more=more)
+
+
+def _tried(
+    to: str, folder: Path, artefact: Artefact, *, skipped: object, images: ProofImages | None
+) -> dict[str, object]:
+    """What the example says beside the model; where its library is not here, why nobody asked it."""
+    if skipped is not None:
+        return {"skipped": skipped}
+    return tried_example(folder, artefact, images=images, library=LIBRARIES[to])

@@ -20,6 +20,11 @@ class Refusal(Exception):  # noqa: N818  an answer, not a fault of the server
         return error_body(self.error, self.hint)
 
 
+def nothing_here() -> Refusal:
+    """The refusal of an address that there is not."""
+    return Refusal(404, "there is nothing at this address", hint="GET /docs lists all addresses")
+
+
 def error_body(error: str, hint: str | None = None) -> bytes:
     """The JSON of an error.
 

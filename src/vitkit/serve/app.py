@@ -16,7 +16,7 @@ from fastapi.responses import PlainTextResponse
 from starlette.exceptions import HTTPException
 
 from vitkit.serve import metrics, pages, runs, schemas
-from vitkit.serve.answers import JSON, Refusal, encoded
+from vitkit.serve.answers import JSON, Refusal, encoded, nothing_here
 from vitkit.serve.gate import Gate
 from vitkit.serve.supervisor import Supervisor
 
@@ -140,11 +140,10 @@ def add_errors(app: FastAPI) -> None:
     @app.exception_handler(HTTPException)
     async def on_http(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
-        said = {404: ("there is nothing at this address", "GET /docs lists all addresses")}
-        said |= {405: (f"this address does not take {request.method[:10]}", "GET /docs says what it takes")}
-        message, hint = said.get(error.status_code, (str(error.detail), None))
-        body = Refusal(error.status_code, message, hint=hint).body()
-        return Response(body, status_code=error.status_code, media_type=JSON, headers=error.headers)
+        method = f"this address does not take {request.method[:10]}"
+        said = {404: nothing_here(), 405: Refusal(405, method, hint="GET /docs says what it takes")}
+        refusal = said.get(error.status_code, Refusal(error.status_code, str(error.detail)))
+        return Response(refusal.body(), status_code=refusal.status, media_type=JSON, headers=error.headers)
 
     @app.exception_handler(Exception)
     async def on_bug(_: Request, __: Exception) -> Response:

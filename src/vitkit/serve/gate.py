@@ -10,7 +10,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from typing import Any
 
-from vitkit.serve.answers import JSON, Refusal
+from vitkit.serve.answers import JSON, Refusal, nothing_here
 from vitkit.serve.batching import Line
 from vitkit.serve.config import LOOPBACK_NAMES, LimitsConfig, is_loopback
 from vitkit.serve.metrics import Metrics
@@ -164,6 +164,8 @@ class Gate:
             )
         if self.token is not None and route not in PUBLIC:
             self.check_token(headers.get(b"authorization", b""))
+        if route == "other":
+            raise nothing_here()
         if scope["method"] != "POST":
             return
         if headers.get(b"sec-fetch-site") == b"cross-site":

@@ -3,13 +3,12 @@
 Nothing is fetched from elsewhere, and no file but those of the page can be reached.
 """
 
-import html
+import hashlib
 import json
 from functools import cache
 from importlib import resources
-from typing import Any
 
-from fastapi import FastAPI, Response
+from fastapi import FastAPI, Request, Response
 
 from vitkit.serve.answers import JSON, Refusal
 
@@ -18,12 +17,7 @@ KINDS = {
     "js": "text/javascript; charset=utf-8",
     "css": "text/css; charset=utf-8",
     "svg": "image/svg+xml",
-    "png": "image/png",
-    "ico": "image/x-icon",
-    "json": JSON,
-    "webmanifest": "application/manifest+json",
 }
-FRESH = {"cache-control": "no-cache"}
 
 
 @cache
@@ -34,24 +28,31 @@ def page_files() -> dict[str, bytes]:
     return {entry.name: entry.read_bytes() for entry in files}
 
 
-def page_file(name: str) -> Response:
-    """One file of the page."""
+def page_file(name: str, request: Request) -> Response:
+    """One file of the page; browsers keep it, and ask each time whether it is still the same."""
     content = page_files().get(name)
     if content is None:
         raise Refusal(404, "the page has no such file")
-    return Response(content, headers={"content-type": KINDS[name.rpartition(".")[2]]} | FRESH)
+    headers = {"cache-control": "no-cache", "etag": f'"{hashlib.sha256(content).hexdigest()[:16]}"'}
+    if headers["etag"] in request.headers.get("if-none-match", ""):
+        return Response(status_code=304, headers=headers)
+    return Response(content, headers=headers | {"content-type": KINDS[name.rpartition(".")[2]]})
 
 
 def add_pages(app: FastAPI) -> None:
     """The page, its files, and what the addresses are, for people and for programs."""
 
     @app.get("/", include_in_schema=False)
-    async def index() -> Response:
-        return page_file("index.html")
+    async def index(request: Request) -> Response:
+        return page_file("index.html", request)
 
     @app.get("/web/{name}", include_in_schema=False)
-    async def part(name: str) -> Response:
-        return page_file(name)
+    async def part(name: str, request: Request) -> Response:
+        return page_file(name, request)
+
+    @app.get("/docs", include_in_schema=False)
+    async def docs(request: Request) -> Response:
+        return page_file("docs.html", request)
 
     @cache
     def description() -> bytes:  # written once: a hundred kilobytes are too dear to write for each who asks
@@ -60,42 +61,3 @@ def add_pages(app: FastAPI) -> None:
     @app.get("/openapi.json", include_in_schema=False)
     async def openapi() -> Response:
         return Response(description(), media_type=JSON)
-
-    @app.get("/docs", include_in_schema=False)
-    async def docs() -> Response:
-        if "docs.html" in page_files():
-            return page_file("docs.html")
-        return Response(addresses(app.openapi()), headers={"content-type": KINDS["html"]} | FRESH)
-
-
-def addresses(schema: dict[str, Any]) -> str:
-    """All addresses of an OpenAPI description as one plain page.
-
-    >>> "GET /v1/models" in addresses({"paths": {"/v1/models": {"get": {"responses": {}}}}})
-    True
-    """
-    rows = []
-    for path, operations in schema["paths"].items():
-        for method, operation in operations.items():
-            parameters = "".join(
-                f"<li><code>{html.escape(each['name'])}</code> ({html.escape(each['in'])}) "
-                f"{html.escape(each.get('description', ''))}</li>"
-                for each in operation.get("parameters", ())
-            )
-            answers = "".join(
-                f"<li><code>{html.escape(status)}</code> {html.escape(answer.get('description', ''))}</li>"
-                for status, answer in operation["responses"].items()
-            )
-            title = f"{method.upper()} {html.escape(path)}"
-            summary = html.escape(operation.get("summary", ""))
-            rows.append(
-                f"<section><h2><code>{title}</code></h2><p>{summary}</p><ul>{parameters}</ul>"
-                f"<details><summary>Answers</summary><ul>{answers}</ul></details></section>"
-            )
-    return (
-        '<!doctype html><html lang="en"><head><meta charset="utf-8"><title>vitkit: addresses</title>'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        '<meta name="color-scheme" content="light dark"></head><body><main><h1>Addresses of this server</h1>'
-        '<p>For programs: <a href="/openapi.json">openapi.json</a>. <a href="/">The page</a>.</p>'
-        f"{''.join(rows)}</main></body></html>"
-    )

@@ -81,7 +81,10 @@ def run(pixels):
 import timm
 import torch
 
-model = timm.create_model("{architecture}", **{args}).eval()
+model = timm.create_model(
+    "{architecture}",
+{args}
+).eval()
 model.load_pretrained(str(FOLDER / "{file}"))
 
 

@@ -119,7 +119,8 @@ def example_for(to: str, artefact: Artefact) -> str | None:
         said = timm_config(config)
         model_args = said.get("model_args")
         args = {"num_classes": config.classes} | (dict(model_args) if isinstance(model_args, dict) else {})
-        more = {"architecture": str(said["architecture"]), "args": repr(args)}
+        listed = "\n".join(f"    {name}={value!r}," for name, value in args.items())
+        more = {"architecture": str(said["architecture"]), "args": listed}
     else:
         return None
     return example(artefact.preprocessing, runtime=runtime, file=FILES["npz"], classes=config.classes, more=more)

@@ -99,7 +99,7 @@ def accuracy(artefact: Artefact, photos: list[Photo]) -> float:
 def pixels_of(photos: list[Photo], how: Preprocessing) -> Iterator[NDArray[np.uint8] | NDArray[np.float32]]:
     """What the model sees of each photo, before normalisation."""
     for photo in photos:
-        yield how.pixels(decode(photo.path.read_bytes(), channels=how.channels, fit=how.fit))
+        yield how.pixels(decode(photo.path.read_bytes(), channels=how.channels))
 
 
 if __name__ == "__main__":

@@ -55,7 +55,7 @@ def listed() -> list[dict[str, str]]:
 @cache
 def batch(how: Preprocessing) -> Tensor:
     """Every 20th photo as a model takes it."""
-    pixels = [how.pixels(decode((PHOTOS / row["file_name"]).read_bytes(), fit=how.fit)) for row in listed()]
+    pixels = [how.pixels(decode((PHOTOS / row["file_name"]).read_bytes())) for row in listed()]
     return how.normalise(torch.from_numpy(np.stack(pixels)))
 
 

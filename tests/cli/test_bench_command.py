@@ -5,12 +5,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from cli.tiny_runs import Shell, photos
 
 import vitkit
-from vitkit.cli.bench import Row, recommend
-from vitkit.engine import choose, timing
+from vitkit.cli.bench import Row, makers_of, recommend
+from vitkit.engine import choose, compiled, timing
 from vitkit.engine.agreement import Agreement
+from vitkit.engine.engine import CPU
 from vitkit.engine.timing import Speed, Start, by_turns, resident_bytes, started
 
 SETTINGS = ("width=32", "depth=1", "heads=2", "mlp_dim=32")
@@ -65,6 +67,22 @@ def test_merged_tokens_are_timed_beside_the_others(shell: Shell) -> None:
     assert (merging["precision"], merging["kind"]) == ("int8", "merging")
     assert "1 token merged a layer" in merging["engine"]
     assert {row["merge"] for row in found["results"]} == {0, 1}
+
+
+def test_on_a_gpu_merging_is_compiled_before_it_is_compared_or_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There is none here, so the engine for it stands on the CPU, and remembers instead of compiling."""
+    made: list[object] = []
+    on_cpu = compiled.compiled
+    monkeypatch.setattr(choose, "compiled", lambda model, *, precision, device: on_cpu(model, device=CPU))
+    monkeypatch.setattr(compiled.torch, "compile", lambda function: made.append(function) or function)
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "of no use here")
+    model = vitkit.create("Ti/16", image_size=16, patch_size=8, settings=SETTINGS)
+    *_, merging = makers_of(model, device=torch.device("cuda"), precisions=["fp32"], merge=1)
+    assert merging.kind == "merging"
+    engine = merging.make()
+    assert "1 token merged a layer" in engine.name
+    engine.answer(torch.zeros(1, 3, 16, 16))
+    assert made
 
 
 def test_people_get_a_table_and_a_sentence(shell: Shell) -> None:

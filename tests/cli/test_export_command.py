@@ -11,7 +11,7 @@ from oracles import import_timm, import_torchvision, import_transformers
 from PIL import Image
 
 import vitkit
-from vitkit.checkpoints import convert, foreign, verify
+from vitkit.checkpoints import convert, foreign
 from vitkit.cli.converting import remedy
 from vitkit.data.transforms import Preprocessing, preprocessing
 from vitkit.export import weights
@@ -26,17 +26,12 @@ SQUASHED = Preprocessing(image_size=32)
 
 
 @pytest.fixture
-def patient(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Shell:
+def shell(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Shell:
+    """One that does not wait for an example to import its library: test_export_weights.py is about just that."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(weights, "tried_example", lambda *_, **__: {"skipped": "not in this test"})
     save("run")
     return Shell(capsys)
-
-
-@pytest.fixture
-def shell(patient: Shell, monkeypatch: pytest.MonkeyPatch) -> Shell:
-    """One that does not wait for an example to import its library; some tests below are about just that."""
-    monkeypatch.setattr(weights, "tried_example", lambda *_, **__: {"skipped": "not in this test"})
-    return patient
 
 
 def save(name: str, *settings: str, how: Preprocessing = SQUASHED) -> None:
@@ -162,49 +157,6 @@ def test_one_batch_through_timm_transformers_and_onnx_runtime(shell) -> None:
     assert (of_timm - expected).abs().max() <= 2e-6  # the same numbers, added up in another order
     assert (of_transformers - expected).abs().max() <= 2e-6
     assert np.abs(of_onnx - expected.numpy()).max() <= 1e-4
-
-
-# What goes along
-
-
-@pytest.mark.parametrize(("to", "library"), [("timm", "timm"), ("huggingface", "transformers"), ("google", "timm")])
-def test_weights_go_with_labels_preprocessing_an_example_and_the_librarys_own_answers(
-    patient, tmp_path, to, library
-) -> None:
-    {"timm": import_timm, "transformers": import_transformers}[library]()
-    photos(tmp_path / "photos", each=5)
-    said = patient("export", "run", "out", "--to", to, "--images", "photos", "--json").json
-    assert said["lost"] == []
-    assert {"labels.json", "preprocessing.json", "example.py", "proof.json", "SHA256SUMS"} <= set(said["files"])
-    proof = stored_proof(Path("out"))
-    assert proof is not None
-    theirs, tried = proof["library"], proof["example"]
-    assert isinstance(theirs, dict)
-    assert isinstance(tried, dict)
-    assert theirs["against"].startswith(library)
-    assert (theirs["images"], theirs["top1_agreement"]) == (10, 1.0)
-    assert theirs["largest_difference"] <= 1e-4
-    assert tried["images"] == 8
-    assert tried["largest_difference"] <= 1e-4
-    again = vitkit.load("out")
-    assert (again.labels, again.preprocess.preprocessing) == (("cat", "dog"), SQUASHED)
-
-
-def test_weights_that_their_library_answers_otherwise_with_are_refused(shell, monkeypatch) -> None:
-    import_timm()
-    theirs = verify.MODELS["timm"]
-
-    def other(*given: Any) -> verify.Ask:
-        ask = theirs(*given)
-        return lambda pixels: ask(pixels) + 0.001
-
-    monkeypatch.setitem(verify.MODELS, "timm", other)
-    for out in ("out", "out.npz"):
-        said = shell("export", "run", out, "--to", "google")
-        assert said.code == 1
-        assert said.errors[0].startswith("error: timm ")
-        assert "does not give the model's logits" in said.errors[0]
-    assert sorted(path.name for path in Path().iterdir()) == ["run"]
 
 
 # What is said

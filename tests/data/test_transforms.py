@@ -299,11 +299,6 @@ def test_unknown_origin_names_the_nearest() -> None:
     assert caught.value.hint == "did you mean dinov3?"
 
 
-def test_decoder_must_deliver_twice_what_is_needed_or_everything() -> None:
-    assert ORIGINS["deit"].fit == (512, 512)
-    assert ORIGINS["paper"].fit is None
-
-
 # Hugging Face's form
 
 

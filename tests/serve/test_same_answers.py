@@ -45,10 +45,10 @@ def agreements(script: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> 
     folder = tmp_path_factory.mktemp("same")
     rng = np.random.default_rng(0)
     for number in range(IMAGES):
-        height, width = rng.integers(20, 90, 2)
+        height, width = rng.integers(20, 90, 2) * (8 if number % 3 == 0 else 1)  # some far larger than the model takes
         name = folder / "images" / "ab"[number % 2] / f"{number}.{('jpg', 'png', 'webp', 'bmp')[number % 4]}"
         name.parent.mkdir(parents=True, exist_ok=True)
-        coarse = rng.integers(0, 256, (4, 4, 3), dtype=np.uint8)
+        coarse = rng.integers(0, 256, (32, 32, 3), dtype=np.uint8)
         Image.fromarray(coarse).resize((int(width), int(height)), Image.Resampling.BICUBIC).save(name)
     model = tiny_model(folder / "model", classes=7)
     source = open_data(folder / "images").splits["all"]

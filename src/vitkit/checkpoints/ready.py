@@ -34,7 +34,7 @@ class Preprocess:
     def __call__(self, image: Given) -> Float[Tensor, "1 C H W"]:
         """The batch of this one image."""
         how = self.preprocessing
-        picture = picture_given(image, channels=how.channels, fit=how.fit)
+        picture = picture_given(image, channels=how.channels)
         return how.normalise(torch.from_numpy(how.pixels(picture))[None])
 
 

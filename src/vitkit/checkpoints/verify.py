@@ -7,7 +7,7 @@ else with that of the library the file is from, where it is installed. Nothing o
 import importlib
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache
@@ -37,6 +37,7 @@ STORED_TOLERANCE = 1e-4
 TOLERANCE = 1e-5
 """Of the largest logit, or of 1: the same numbers in float32 on one machine, by other kernels."""
 UNKNOWN = "nothing to compare with"
+FIRST_TOKEN = "last_hidden_state[:, 0]"
 Ask = Callable[[Tensor], Tensor]
 """A model of anyone's, in evaluation and float32: pixels to logits, or to features where it has no classes."""
 
@@ -194,13 +195,14 @@ def model_of_timm(timm: Any, found: Found, tensors: TensorFile) -> Ask:
 
     Google's files timm reads by itself, with code of its own.
     """
-    about = found.about.config
-    said: dict[str, Any] = dict(about if "architecture" in about else timm_config(found.config))
-    architecture = str(said["architecture"])
-    args = {"num_classes": found.config.classes} | dict(said.get("model_args") or {})
+    about, config = found.about.config, found.config
+    if not config.classes and isinstance(config, ViTConfig) and config.tokens.distillation:
+        raise WeightsError("its features are the mean of two tokens")
+    said: dict[str, Any] = dict(about if "architecture" in about else timm_config(config))
+    architecture, args = timm_call(said, classes=config.classes)
     model = timm.create_model(architecture, pretrained=False, pretrained_cfg=said.get("pretrained_cfg"), **args)
     if found.about.kind == "npz":
-        if reason := TIMM.refuses(found.config):
+        if reason := TIMM.refuses(config):
             raise WeightsError(f"it has no such model: {reason}")
         path = tensors.path
         model.load_pretrained(str(next(path.glob("*.npz")) if path.is_dir() else path))
@@ -211,6 +213,20 @@ def model_of_timm(timm: Any, found: Found, tensors: TensorFile) -> Ask:
         cleaned = home.checkpoint_filter_fn(cleaned, model)
     model.load_state_dict(cleaned, strict=True)
     return _evaluating(model)
+
+
+def timm_call(said: Mapping[str, Any], *, classes: int) -> tuple[str, dict[str, Any]]:
+    """What to give to `timm.create_model`, by a config.json: the architecture and its arguments."""
+    return str(said["architecture"]), {"num_classes": classes} | dict(said.get("model_args") or {})
+
+
+def transformers_answer(config: ViTConfig) -> str:
+    """Where in its output a model of Hugging Face's has what ours answers; an error where it has it nowhere."""
+    if config.classes:
+        return "logits"
+    if config.tokens.distillation:
+        raise WeightsError("its features are of one token")
+    return "pooler_output" if config.head.pre_logits else FIRST_TOKEN
 
 
 def model_of_transformers(transformers: Any, found: Found, tensors: TensorFile) -> Ask:
@@ -227,15 +243,11 @@ def model_of_transformers(transformers: Any, found: Found, tensors: TensorFile) 
     )
     if remarks["missing_keys"] and config.classes:
         raise WeightsError(f"it misses {min(remarks['missing_keys'])}")
-    answered = _evaluating(model)
+    answered, place = _evaluating(model), transformers_answer(config)
 
     def ask(pixels: Tensor) -> Tensor:
         output: Any = answered(pixels)
-        if config.classes:
-            return torch.as_tensor(output.logits)
-        if config.head.pre_logits:
-            return torch.as_tensor(output.pooler_output)
-        return torch.as_tensor(output.last_hidden_state[:, 0])
+        return torch.as_tensor(output.last_hidden_state[:, 0] if place == FIRST_TOKEN else getattr(output, place))
 
     return ask
 

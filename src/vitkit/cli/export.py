@@ -12,7 +12,7 @@ from vitkit.cli.converting import changed, done_otherwise, read_back, write
 from vitkit.cli.describing import OUR_TITLE, OURS, find_format, load
 from vitkit.cli.machine import give_back_freed_memory
 from vitkit.cli.output import print_json, print_sections, safe_text, talk_console
-from vitkit.cli.weights import FILE_ENDINGS, check_place
+from vitkit.cli.weights import check_place
 
 if TYPE_CHECKING:
     from vitkit.checkpoints.formats.format import Format
@@ -27,6 +27,8 @@ LOADERS = {
     "timm": 'timm.create_model("local-dir:{out}", pretrained=True)',
 }
 """The line that loads a classifier; what is of no library's folder is read by the code it belongs to, and by us."""
+OWN_ENDINGS = {"npz": (".npz",), "torch": (".pth", ".pt", ".bin", ".ckpt")}
+"""What a file of weights may be called, by what it is; timm's and Hugging Face's are folders."""
 HEADLESS = 'transformers.AutoModel.from_pretrained("{out}")'
 OWN = 'vitkit.load("{out}")'
 
@@ -68,8 +70,9 @@ def command(
 ) -> None:
     """Write the model in RUN for elsewhere into OUT: a program that runs by itself, or weights of another library.
 
-    RUN is the folder of a run, or weights of any format. OUT is a new folder, with labels, preprocessing and an
-    example.py that needs no vitkit; or, named .npz or .pth, a new file of weights alone.
+    RUN is the folder of a run, or weights of any format. OUT is a new folder, with labels, preprocessing and, for all
+    but weights that no library here loads, an example.py that needs no vitkit; or a new file of weights alone, where it
+    is named .npz or .pth.
 
     Before OUT gets its name, what was written is run by what it is for, on images, beside the model itself. Where the
     first class is not the same for all of them, or logits differ by more than 1e-4, nothing is left, and the exit code
@@ -223,7 +226,7 @@ def as_weights(asked: Asked) -> Exported:
         proof={},
         changes=tuple(changes),
     )
-    if asked.is_there and (found := there_already(asked, wanted, artefact, made)):
+    if asked.is_there and (found := there_already(asked, artefact, made)):
         return found
     asked.check_place(as_folder=as_folder)
     return write_weights(asked, wanted, artefact, made)
@@ -232,6 +235,7 @@ def as_weights(asked: Asked) -> Exported:
 def write_weights(asked: Asked, wanted: "Format | None", artefact: "Artefact", made: Exported) -> Exported:
     """Write and prove them aside, and give them their name."""
     from vitkit.checkpoints.native import write_json
+    from vitkit.core.files import sha256
     from vitkit.export.exporting import Wish, fingerprint
     from vitkit.export.placing import PROOF, proof_beside, put_file, put_folder, write_sums
     from vitkit.export.weights import FILES, add_words, proved_weights
@@ -254,10 +258,12 @@ def write_weights(asked: Asked, wanted: "Format | None", artefact: "Artefact", m
         checked = f"read back: {numbers}; {proof['words']}"
         found.append(replace(made, checked=checked, proof=proof, lost=again.lost, differs=differs))
         wish = Wish(to=asked.to, fingerprint=fingerprint(artefact), images=asked.images)
-        said = {"checked": checked, "lost": list(again.lost), "differs": list(differs)}
-        write_json(place / PROOF if as_folder else proof_beside(place), {**proof, **said, "asked": wish.to_json()})
+        said = {"checked": checked, "lost": list(again.lost), "differs": list(differs), "asked": wish.to_json()}
         if as_folder:
+            write_json(place / PROOF, {**proof, **said})
             write_sums(place)
+        else:
+            write_json(proof_beside(place), {**proof, **said, "sha256": sha256(place)})
 
     as_folder = is_folder(asked, wanted)
     with asked.proof_images(artefact) as images:
@@ -267,36 +273,22 @@ def write_weights(asked: Asked, wanted: "Format | None", artefact: "Artefact", m
 
 def is_folder(asked: Asked, wanted: "Format | None") -> bool:
     """Whether OUT becomes a folder: some formats are one, and of others it is where OUT is not named like a file."""
-    return wanted is None or wanted.writes == "safetensors" or asked.out.suffix not in FILE_ENDINGS
+    return wanted is None or asked.out.suffix not in OWN_ENDINGS.get(wanted.writes, ())
 
 
-def there_already(asked: Asked, wanted: "Format | None", artefact: "Artefact", made: Exported) -> Exported | None:
-    """What is at OUT, if it is what would be written: by its proof, or as one file by what is in it."""
-    from vitkit.core.errors import VitkitError
+def there_already(asked: Asked, artefact: "Artefact", made: Exported) -> Exported | None:
+    """What is at OUT, if by its proof it is what would be written."""
     from vitkit.export.exporting import Wish, fingerprint
-    from vitkit.export.placing import proof_of_file
 
-    if asked.out.is_dir():
-        wish = Wish(to=asked.to, fingerprint=fingerprint(artefact), images=asked.images)
-        proof = wish.is_met(asked.out)
-        if proof is None:
-            return None
-        lost, differs = (
-            tuple(map(str, value)) if isinstance(value := proof.get(key), list) else () for key in ("lost", "differs")
-        )
-        checked = str(proof.get("checked"))
-        return replace(
-            made, checked=checked, proof=proof, lost=lost, differs=differs, files=files_at(asked.out), already=True
-        )
-    try:
-        again = read_back(wanted, asked.out, artefact)
-    except VitkitError:
+    proof = Wish(to=asked.to, fingerprint=fingerprint(artefact), images=asked.images).is_met(asked.out)
+    if proof is None:
         return None
-    checked = f"read back: {again.tensors:,} tensors, number for number the same"
-    differs = (*done_otherwise(wanted, artefact), *again.settings)
-    proof = {"words": checked, "tensors": again.tensors, **proof_of_file(asked.out)}
+    lost, differs = (
+        tuple(map(str, value)) if isinstance(value := proof.get(key), list) else () for key in ("lost", "differs")
+    )
+    checked = str(proof.get("checked"))
     return replace(
-        made, checked=checked, proof=proof, lost=again.lost, differs=differs, files=files_at(asked.out), already=True
+        made, checked=checked, proof=proof, lost=lost, differs=differs, files=files_at(asked.out), already=True
     )
 
 

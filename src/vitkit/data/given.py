@@ -15,7 +15,7 @@ Given = str | Path | bytes | Image.Image | NDArray[np.uint8]
 """A file's path, its content, an image of Pillow's, or pixels, H × W or H × W × C."""
 
 
-def picture_given(image: Given, *, channels: int = 3, fit: tuple[int, int] | None = None) -> Picture:
+def picture_given(image: Given, *, channels: int = 3) -> Picture:
     """The upright picture, as `decode` makes it of a file; what cannot be read is an error that names the file.
 
     >>> picture_given(Image.new("RGBA", (3, 2))).mode
@@ -24,9 +24,9 @@ def picture_given(image: Given, *, channels: int = 3, fit: tuple[int, int] | Non
     if isinstance(image, Image.Image):
         return decode(_pixels(image, channels), channels=channels)
     if isinstance(image, bytes | np.ndarray):
-        return decode(image, channels=channels, fit=fit)
+        return decode(image, channels=channels)
     try:
-        return decode(read_bytes(image, most=DEFAULT_GATE.max_bytes), channels=channels, fit=fit)
+        return decode(read_bytes(image, most=DEFAULT_GATE.max_bytes), channels=channels)
     except OSError as error:
         raise DataError(f"{image}: {error.strerror or error}", hint="name an image file") from error
     except DataError as error:

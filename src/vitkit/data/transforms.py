@@ -103,18 +103,6 @@ class Preprocessing:
         # Rounded down like timm and DeiT: 224 / 0.9 is 248.
         return math.floor(height / self.crop_share), math.floor(width / self.crop_share)
 
-    @property
-    def fit(self) -> tuple[int, int] | None:
-        """(height, width) that a decoder must deliver at least for a JPEG decoded smaller to look the same.
-
-        Twice what is needed leaves the filter its work; None where sampling depends on every stored pixel.
-
-        >>> Preprocessing(image_size=224).fit
-        (448, 448)
-        """
-        height, width = self.resized
-        return (2 * height, 2 * width) if self.antialias else None
-
     def pixels(self, picture: Picture) -> NDArray[np.uint8] | NDArray[np.float32]:
         """The picture's pixels, C × H × W, 0…255: whole numbers with antialias, float32 without.
 

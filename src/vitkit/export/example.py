@@ -195,7 +195,7 @@ def _reading(how: Preprocessing) -> tuple[list[str], list[Callable[..., object]]
             "pixels = np.moveaxis(np.load(path, allow_pickle=False), 2, 0)  # saved as height × width × channels"
         ], []
     named, convert = _CONVERSIONS.get(how.channels, (standalone.in_channels, f"in_channels(image, {how.channels})"))
-    lines = [f"image = decoded(path, fit={how.fit})", f"pixels = upright({convert}, orientation(image))"]
+    lines = ["image = decoded(path)", f"pixels = upright({convert}, orientation(image))"]
     return lines, [standalone.orientation, standalone.decoded, standalone.in_8_bits, named, standalone.upright]
 
 

@@ -104,7 +104,7 @@ class ProofImages:
         how = self.preprocessing
         for index in range(len(self.source)):
             try:
-                picture = decode(self.content(index), channels=how.channels, fit=how.fit)
+                picture = decode(self.content(index), channels=how.channels)
             except DataError:
                 self.unreadable += 1
                 continue

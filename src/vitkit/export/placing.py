@@ -23,14 +23,15 @@ def put_folder(out: Path, fill: Callable[[Path], None]) -> None:
 
     Of what was there, what an earlier export wrote and nobody changed is removed, and what is somebody else's stays.
     """
-    _sweep(out.absolute().parent, out.name)
+    name = out.absolute().name
+    _sweep(out.absolute().parent, name)
     if not (out.exists() or out.is_symlink()):
         with _said_of(out, aside=out.with_name(f".{out.name}.{os.getpid()}.tmp")):
             commit_folder(out, fill)
         return
     # In it and not beside: it may be a volume or a link, and a file cannot be moved from one file system to another.
-    _sweep(out, out.name)
-    aside = _aside(out / out.name)
+    _sweep(out, name)
+    aside = _aside(out / name)
     try:
         aside.mkdir()
         with _said_of(out, aside=aside):
@@ -38,13 +39,13 @@ def put_folder(out: Path, fill: Callable[[Path], None]) -> None:
         for path in aside.iterdir():
             sync_file(path)
         new = sorted((path.name for path in aside.iterdir()), key=lambda name: name == SUMS)
-        for name in new:
-            if (out / name).is_dir():
-                raise WeightsError(f"{out / name}: a folder, and a file is to be written", hint="choose another OUT")
-        for name in (SUMS, *_left_by_us(out, new)):
-            (out / name).unlink(missing_ok=True)
-        for name in new:
-            (aside / name).replace(out / name)
+        for file in new:
+            if (out / file).is_dir():
+                raise WeightsError(f"{out / file}: a folder, and a file is to be written", hint="choose another OUT")
+        for file in (SUMS, *_left_by_us(out, new)):
+            (out / file).unlink(missing_ok=True)
+        for file in new:
+            (aside / file).replace(out / file)
         sync_folder(out)
     finally:
         shutil.rmtree(aside, ignore_errors=True)
@@ -74,11 +75,6 @@ def proof_beside(file: Path) -> Path:
     'photos.npz.proof.json'
     """
     return file.with_name(f"{file.name}.{PROOF}")
-
-
-def proof_of_file(file: Path) -> Mapping[str, object]:
-    """What the proof beside a file says; nothing where there is none."""
-    return _json(proof_beside(file))
 
 
 def write_sums(folder: Path) -> None:
@@ -112,8 +108,8 @@ def read_sums(folder: Path) -> Mapping[str, str]:
 
 
 def stored_proof(out: Path) -> Mapping[str, object] | None:
-    """What proof.json of a folder says, where there is one."""
-    return _json(out / PROOF) or None
+    """What the proof of a folder says, or that beside a file, where there is one."""
+    return _json(out / PROOF if out.is_dir() else proof_beside(out)) or None
 
 
 def _left_by_us(folder: Path, new: Sequence[str]) -> list[str]:

@@ -32,7 +32,8 @@ class Comparison:
     largest_difference: float
     allowed_difference: float
     largest_answer: float
-    features_difference: float
+    features_difference: float | None
+    """None where features were not asked for."""
     features_allowed: float
 
     def to_json(self) -> dict[str, object]:
@@ -61,8 +62,10 @@ class _Tally:
 
     difference: float = 0.0
     largest: float = 0.0
+    asked: bool = False
 
     def add(self, found: Numbers, expected: Numbers) -> None:
+        self.asked = True
         if found.shape != expected.shape or not (np.isfinite(found).all() and np.isfinite(expected).all()):
             self.difference = math.inf
         elif found.size:
@@ -102,7 +105,7 @@ def compare(run: Run, model: Run, batches: Iterable[Tensor]) -> Comparison:
         largest_difference=main.difference,
         allowed_difference=main.allowed,
         largest_answer=main.largest,
-        features_difference=features.difference,
+        features_difference=features.difference if features.asked else None,
         features_allowed=features.allowed,
     )
 
@@ -128,12 +131,12 @@ def _agreement(firsts: list[tuple[Numbers, Numbers]], *, allowed: float) -> tupl
     return (float(same[~tied].mean()) if (~tied).any() else 1.0), int(tied.sum())
 
 
-def check(found: Comparison, *, title: str, least_agreement: float = 1.0, bounded: bool = True) -> None:
-    """Refuse answers that are not the model's; one of lower precision is bounded by its agreement alone."""
-    if found.top1_agreement is not None and found.top1_agreement < least_agreement:
+def check(found: Comparison, *, title: str) -> None:
+    """Refuse answers that are not the model's."""
+    if found.top1_agreement is not None and found.top1_agreement < 1:
         raise WeightsError(
             f"{title} gives another first class than the model",
-            expected=f"the same for {least_agreement:.0%} of {found.images:,} images",
+            expected=f"the same for all of {found.images:,} images",
             got=f"{found.top1_agreement:.2%}, and logits that differ by {found.largest_difference:.2g}",
             hint="nothing was written; vitkit export --to torch is the nearest to the model itself",
         )
@@ -141,8 +144,8 @@ def check(found: Comparison, *, title: str, least_agreement: float = 1.0, bounde
         (LOGITS if found.top1_agreement is not None else FEATURES, found.largest_difference, found.allowed_difference),
         (FEATURES, found.features_difference, found.features_allowed),
     )
-    for name, difference, allowed in pairs if bounded else ():
-        if not difference <= allowed:
+    for name, difference, allowed in pairs:
+        if difference is not None and not difference <= allowed:
             raise WeightsError(
                 f"{title} does not give the model's {name}",
                 expected=f"a difference of at most {allowed:.2g}",

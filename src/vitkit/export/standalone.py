@@ -14,16 +14,16 @@ from PIL import Image
 
 
 def orientation(image: Image.Image) -> int:
-    """How the camera was held, from 1 to 8. Pillow turns a TIFF by itself."""
-    return 1 if image.format == "TIFF" else Image.Image.getexif(image).get(0x0112, 1)
+    """How the camera was held, from 1 to 8. Pillow turns a TIFF by itself; what cannot be read says nothing."""
+    try:
+        return 1 if image.format == "TIFF" else Image.Image.getexif(image).get(0x0112, 1)
+    except Exception:
+        return 1
 
 
-def decoded(path: str, fit: tuple[int, int] | None) -> Image.Image:
-    """The image as stored; a JPEG far larger than `fit`, height and width, at a half, a quarter or an eighth."""
+def decoded(path: str) -> Image.Image:
+    """The image as stored."""
     image = Image.open(io.BytesIO(Path(path).read_bytes()))
-    if fit is not None:
-        height, width = reversed(fit) if orientation(image) in (5, 6, 7, 8) else fit
-        image.draft(None, (width, height))
     image.load()
     return image
 

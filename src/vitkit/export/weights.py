@@ -4,7 +4,9 @@ They are asked about images as vitkit reads them, and as the library that they a
 a folder they have labels, preprocessing and an example beside them, as a program has.
 """
 
+from dataclasses import replace
 from importlib import metadata
+from importlib.util import find_spec
 from pathlib import Path
 
 import torch
@@ -16,9 +18,10 @@ from vitkit.checkpoints.formats.timm import TIMM
 from vitkit.checkpoints.formats.timm_config import timm_config
 from vitkit.checkpoints.native import CONFIG, LABELS, Artefact, write_json
 from vitkit.checkpoints.native import PREPROCESSING as PROCESSOR
-from vitkit.checkpoints.verify import LIBRARIES, model_of_its_library, verify_own
+from vitkit.checkpoints.verify import LIBRARIES, model_of_its_library, timm_call, transformers_answer, verify_own
 from vitkit.core.errors import WeightsError
 from vitkit.core.files import write_text
+from vitkit.core.shapes import pair
 from vitkit.export.example import example
 from vitkit.export.exporting import EXAMPLE, PREPROCESSING, compared, tried_example
 from vitkit.export.images import ProofImages
@@ -37,7 +40,9 @@ def add_words(folder: Path, artefact: Artefact) -> None:
     write_json(folder / LABELS, list(artefact.labels))
     write_json(folder / PREPROCESSING, preprocessing_json(artefact.preprocessing))
     if not (folder / CONFIG).exists():
-        write_json(folder / CONFIG, {"label_names": list(artefact.labels)})
+        size, channels = artefact.config.image_size, artefact.config.channels
+        sizes = {"image_size": size if isinstance(size, int) else list(size), "input_size": [channels, *pair(size)]}
+        write_json(folder / CONFIG, {"label_names": list(artefact.labels), **sizes})
         write_json(folder / PROCESSOR, artefact.preprocessing.to_hub())
 
 
@@ -45,7 +50,7 @@ def proved_weights(
     to: str, place: Path, artefact: Artefact, *, title: str, images: ProofImages | None
 ) -> dict[str, object]:
     """The figures of weights that give the model's answers; such as do not are an error."""
-    again = foreign.load_as_stored(place, format=None if to == "vitkit" else to)
+    again = for_images_of(artefact, foreign.load_as_stored(place, format=None if to == "vitkit" else to))
     model, theirs = (judged(Program(each.model().float())) for each in (artefact, again))
     found, about = compared(theirs, artefact, model=model, images=images)
     check(found, title=title)
@@ -61,13 +66,20 @@ def proved_weights(
         check_reference(place)
         return proof | {"words": words[0]}
     proof["library"] = library = in_its_library(to, place, artefact, model=model, images=images)
-    if "skipped" not in library:
-        words.append(f"by {library['against']}, {library.pop('words')}")
-    if place.is_dir() and (text := example_for(to, artefact)) is not None:
-        write_text(place / EXAMPLE, text)
-        proof["example"] = tried = _tried(to, place, artefact, skipped=library.get("skipped"), images=images)
+    skipped = library.get("skipped")
+    words.append(f"not by its library: {skipped}" if skipped else f"by {library['against']}, {library.pop('words')}")
+    if place.is_dir():
+        proof["example"] = tried = with_example(to, place, artefact, skipped=skipped, images=images)
         words += [f"{EXAMPLE} agrees on {tried['images']} files"] if "images" in tried else []
     return proof | {"words": "; ".join(words)}
+
+
+def for_images_of(artefact: Artefact, again: Artefact) -> Artefact:
+    """A model that was read back, for images of the size that it had: some take any, and their files say none."""
+    config = again.config
+    if isinstance(config, ViTConfig) and config.positions.is_additive:
+        return again
+    return replace(again, config=replace(config, image_size=artefact.config.image_size))
 
 
 def check_reference(place: Path) -> None:
@@ -102,8 +114,21 @@ def in_its_library(
     return {"against": against, "words": found.in_words(), **found.to_json()}
 
 
+def with_example(
+    to: str, folder: Path, artefact: Artefact, *, skipped: object, images: ProofImages | None
+) -> dict[str, object]:
+    """Write an example.py and run it; or why there is none, or nobody ran it."""
+    text = example_for(to, artefact)
+    if text is None:
+        return {"skipped": "no library is known that loads such a folder"}
+    if skipped and find_spec(LIBRARIES[to]) is not None:  # it is here and cannot: neither could the example
+        return {"skipped": skipped}
+    write_text(folder / EXAMPLE, text)
+    return {"skipped": skipped} if skipped else tried_example(folder, artefact, images=images, library=LIBRARIES[to])
+
+
 def example_for(to: str, artefact: Artefact) -> str | None:
-    """The text of an example.py in which the library loads the weights from their folder; None where we know none."""
+    """The text of an example.py in which the library loads the weights from their folder; None where none does."""
     config = artefact.config
     more: dict[str, str] = {}
     if to == "timm":
@@ -112,24 +137,15 @@ def example_for(to: str, artefact: Artefact) -> str | None:
         runtime = "huggingface"
         architectures = hub_config(config, (), to=foreign.format_called(to))["architectures"]
         assert isinstance(architectures, list)
-        features = "pooler_output" if config.head.pre_logits else "last_hidden_state[:, 0]"
-        more = {"kind": architectures[0], "answer": "logits" if config.classes else features}
-    elif to in ("google", "bit") and not TIMM.refuses(config):
+        try:
+            more = {"kind": architectures[0], "answer": transformers_answer(config)}
+        except WeightsError:
+            return None
+    elif to == "google" and not TIMM.refuses(config):
         runtime = "npz"
-        said = timm_config(config)
-        model_args = said.get("model_args")
-        args = {"num_classes": config.classes} | (dict(model_args) if isinstance(model_args, dict) else {})
+        architecture, args = timm_call(timm_config(config), classes=config.classes)
         listed = "\n".join(f"    {name}={value!r}," for name, value in args.items())
-        more = {"architecture": str(said["architecture"]), "args": listed}
+        more = {"architecture": architecture, "args": listed}
     else:
         return None
     return example(artefact.preprocessing, runtime=runtime, file=FILES["npz"], classes=config.classes, more=more)
-
-
-def _tried(
-    to: str, folder: Path, artefact: Artefact, *, skipped: object, images: ProofImages | None
-) -> dict[str, object]:
-    """What the example says beside the model; where its library is not here, why nobody asked it."""
-    if skipped is not None:
-        return {"skipped": skipped}
-    return tried_example(folder, artefact, images=images, library=LIBRARIES[to])

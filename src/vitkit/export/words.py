@@ -20,9 +20,8 @@ def steps(how: Preprocessing) -> list[str]:
     'resize to 224×224, whatever the aspect, with the bilinear filter of Pillow (antialias, rounded to whole numbers)'
     """
     numbers = f" ({COLOURS[how.channels]})" if how.channels in COLOURS else ""
-    small = f", a JPEG at the least of 1/1, 1/2, 1/4 and 1/8 of its size that is {sides(how.fit)}" if how.fit else ""
     return [
-        f"decode to 8 bits, {how.channels} channel{'' if how.channels == 1 else 's'}{numbers}, upright by EXIF{small}",
+        f"decode to 8 bits, {how.channels} channel{'' if how.channels == 1 else 's'}{numbers}, upright by EXIF",
         *_sizing(how),
         f"subtract 255 × ({_listed(how.mean)}) and divide by 255 × ({_listed(how.deviation)}), in float32",
         f"arrange as batch × {how.channels} × {' × '.join(map(str, pair(how.image_size)))}",

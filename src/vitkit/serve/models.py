@@ -186,7 +186,7 @@ def calibration_batches(place: str, how: Preprocessing, *, batch: int) -> list[F
     prepared = []
     for index in range(0, len(source), max(1, len(source) // CALIBRATION_IMAGES))[:CALIBRATION_IMAGES]:
         try:
-            picture = decode(read_image(source, index), channels=how.channels, fit=how.fit)
+            picture = decode(read_image(source, index), channels=how.channels)
         except DataError:
             continue
         prepared.append(how.normalise(torch.from_numpy(how.pixels(picture))[None]))

@@ -189,12 +189,17 @@ DINOV2_PATCH = (14, 14)
 """By which a backbone of Meta's is known, if somebody has left out its mask token."""
 
 
+WORDS = frozenset({"label_names", "image_size", "input_size"})
+"""What a config.json may hold beside weights of any format: it tells of no library."""
+
+
 def _recognised(shapes: Shapes, about: About) -> str | None:
     """Which of the relatives a file is of, by the first sign that it shows."""
     names = {name: shape for name, (_, shape) in plain(shapes).items()}
-    facebook = about.kind == "torch" and about.container == "model" and not about.config
+    says_nothing = not about.config.keys() - WORDS
+    facebook = about.kind == "torch" and about.container == "model" and says_nothing
     patch = names.get("patch_embed.proj.weight", ())[-2:]
-    bare = about.kind == "torch" and about.container is None and not about.config and "head.weight" not in names
+    bare = about.kind == "torch" and about.container is None and says_nothing and "head.weight" not in names
     plain_head = "head.weight" in names and "fc_norm.weight" not in names
     of_deit = plain_head or "dist_token" in names or "blocks.0.gamma_1" in names
     signs = (

@@ -75,6 +75,7 @@ def files(folder: Path) -> list[Path]:
         "deep.png": (Image.fromarray(np.linspace(0, 65535, 600, dtype=np.uint16).reshape(20, 30)), {}),
         "float.tiff": (Image.fromarray(np.linspace(0, 1, 600, dtype=np.float32).reshape(20, 30)), {}),
         "lossy.webp": (plain, {"quality": 80}),
+        "no-exif.jpg": (plain, {"exif": b"Exif\0\0this is none", "dpi": (72, 72)}),
     }
     for number in range(2, 9):
         exif = Image.Exif()

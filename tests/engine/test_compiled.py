@@ -4,6 +4,7 @@ There is no GPU here: what is tested is what does not need one.
 """
 
 import os
+import stat
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,10 @@ import torch
 from model_cases import images_for, random_vit, small
 
 from vitkit.engine import compiled as module
+from vitkit.engine import timing
 from vitkit.engine.choose import with_merging
-from vitkit.engine.compiled import compiled, half_type
+from vitkit.engine.compiled import compiled, half_type, impatient
+from vitkit.engine.timing import speeds, started
 
 CPU = torch.device("cpu")
 
@@ -53,6 +56,72 @@ def test_what_is_compiled_is_kept_in_the_cache_folder(compilations: list[object]
     compiled(random_vit(small()), device=CPU, patience=0).answer(images_for(small()))
     assert compilations
     assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(tmp_path / "inductor")
+
+
+def test_it_is_kept_in_a_folder_of_ones_own_where_others_can_write(compilations: list[object], tmp_path: Path) -> None:
+    tmp_path.chmod(0o777)
+    (tmp_path / "inductor").mkdir()  # perhaps with something in it that somebody else would like to be run
+    compiled(random_vit(small()), device=CPU, patience=0).answer(images_for(small()))
+    own = tmp_path / f"of-{os.geteuid()}"
+    assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(own / "inductor")
+    assert {stat.S_IMODE(folder.stat().st_mode) for folder in (own, own / "inductor")} == {0o700}
+
+
+@pytest.mark.parametrize("folder", ["of-{}", "of-{}/inductor"])
+def test_what_others_could_have_put_there_is_not_run(compilations: list[object], tmp_path: Path, folder: str) -> None:
+    tmp_path.chmod(0o777)
+    (tmp_path / f"of-{os.geteuid()}").mkdir(mode=0o700)
+    (tmp_path / folder.format(os.geteuid())).mkdir(exist_ok=True)
+    (tmp_path / folder.format(os.geteuid())).chmod(0o777)
+    engine = compiled(random_vit(small()), device=CPU, patience=0)
+    with pytest.warns(UserWarning, match="goes on without: others can write to"):
+        engine.answer(images_for(small()))
+    assert not compilations
+    assert "TORCHINDUCTOR_CACHE_DIR" not in os.environ
+
+
+def test_a_place_that_the_user_names_is_left_alone(
+    compilations: list[object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "theirs"))
+    compiled(random_vit(small()), device=CPU, patience=0).answer(images_for(small()))
+    assert compilations
+    assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(tmp_path / "theirs")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("asked_before", [0, 1])
+def test_who_will_ask_often_need_not_wait_for_it_to_compile(compilations: list[object], asked_before: int) -> None:
+    engine, images = compiled(random_vit(small()), device=CPU), images_for(small())
+    for _ in range(asked_before):
+        engine.answer(images)
+    assert impatient(engine) is engine
+    assert not compilations
+    engine.answer(images)
+    assert compilations[1:] == ["asked"] * 2
+    impatient(engine).answer(images)
+    assert compilations[1:] == ["asked"] * 3  # and compiles no second time
+
+
+def test_compiling_for_a_new_size_of_batch_is_not_timed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    clock, known = [0.0], set()
+
+    def compile_slowly(function: Any) -> Any:
+        def answer(images: torch.Tensor) -> Any:
+            clock[0] += 0.5 if len(images) in known else 60.0
+            known.add(len(images))
+            return function(images)
+
+        return answer
+
+    monkeypatch.setattr(module.torch, "compile", compile_slowly)
+    monkeypatch.setattr(timing.time, "perf_counter", lambda: clock[0])
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    make = partial(compiled, random_vit(small()), device=CPU, patience=0)
+    engine, start = started(make, images_for(small(), batch=1))
+    assert start.seconds == 60.5
+    (speed,) = speeds([engine], images_for(small(), batch=2), seconds=2.0)
+    assert (speed.latency_p50, speed.runs) == (0.5, 4)
 
 
 def test_a_compiler_that_fails_costs_a_warning_and_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:

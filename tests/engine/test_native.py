@@ -10,9 +10,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 
 import vitkit
+from vitkit.checkpoints.ready import LoadedViT
 from vitkit.core.errors import ConfigError, InputError, VitkitError
+from vitkit.engine.choose import chosen
 from vitkit.engine.native.build import compile_to, find_compiler
 from vitkit.engine.native.encoder import NativeEngine, native, reason_against
 from vitkit.model.vit import ViT
@@ -199,15 +202,31 @@ def test_a_model_without_numbers_is_refused() -> None:
         native(vitkit.create("Ti/16", device="meta"))
 
 
-def test_the_weights_may_change_and_the_model_go_without_the_engine_noticing() -> None:
-    model = model_with(*SMALL)
+@pytest.mark.parametrize("pooling", ["class", "map"])
+def test_the_model_may_be_trained_moved_and_dropped_without_the_engine_noticing(pooling) -> None:
+    model = model_with(*SMALL, f"pooling={pooling}", "head.pre_logits=20", "head.norm=after_pooling")
     images = images_for(model, 2)
     engine = native(model)
-    before = engine.features(images)
+    before = engine.answer(images)
+
+    def is_as_before() -> bool:
+        return all(map(torch.equal, engine.answer(images), before))
+
     with torch.no_grad():
-        model.blocks[0].mlp.fc1.weight.zero_()
+        for parameter in model.train().parameters():
+            parameter.add_(1.0)
+    assert is_as_before()
+    model.to("meta")  # to another device, as to a GPU
+    assert is_as_before()
     del model
-    assert torch.equal(engine.features(images), before)
+    assert is_as_before()
+
+
+@pytest.mark.parametrize("pooling", ["class", "map"])
+def test_a_model_in_half_precision_is_run_with_its_numbers_in_float32(pooling) -> None:
+    model = model_with(*SMALL, f"pooling={pooling}").bfloat16()
+    images = images_for(model, 2)
+    assert torch.equal(native(model).answer(images)[1], native(model.float()).answer(images)[1])
 
 
 def test_fewer_bits_take_less_memory() -> None:
@@ -233,13 +252,50 @@ def test_what_it_does_not_run_is_said_in_words() -> None:
         native(vitkit.create("R+Ti/16", device="meta"))
 
 
-def test_a_model_with_a_part_exchanged_is_not_run_as_if_it_were_whole() -> None:
+# By the name that is given as the reason: what the kernels would read past its end, or not find, or take for another.
+EXCHANGED: dict[str, tuple[str, nn.Module | None]] = {
+    "head": ("head", nn.Identity()),
+    "head.bias": ("head", nn.Linear(48, 3)),
+    "head.0": ("head", nn.Sequential(nn.Linear(48, 7))),
+    "norm": ("norm", nn.Identity()),
+    "blocks.0.norm1": ("blocks.0.norm1", nn.Identity()),
+    "blocks.0.norm2": ("blocks.0.norm2", nn.LayerNorm(48, eps=0.1)),
+    "blocks.1.norm1.bias": ("blocks.1.norm1", nn.LayerNorm(48, eps=1e-6, elementwise_affine=False)),
+    "blocks.1.norm2": ("blocks.1.norm2", nn.RMSNorm(48)),
+    "blocks.1.attn.qkv": ("blocks.1.attn.qkv", nn.Sequential(nn.Linear(48, 144))),
+    "blocks.0.mlp.fc1.bias": ("blocks.0.mlp.fc1", nn.Linear(48, 80, bias=False)),
+    "blocks.0.mlp.fc2.bias": ("blocks.0.mlp.fc2", nn.Linear(80, 48, bias=False)),
+    "blocks.0.mlp.fc2": ("blocks.0.mlp.fc2", nn.Sequential(nn.Linear(80, 48))),
+    "blocks.0.mlp": ("blocks.0.mlp", nn.Sequential(nn.Linear(48, 48), nn.ReLU())),
+    "blocks.0.ls1": ("blocks.0.ls1", nn.Identity()),
+    "pos_embed": ("pos_embed", None),
+}
+
+
+@pytest.mark.parametrize("reason", EXCHANGED)
+def test_a_model_with_a_part_exchanged_is_run_by_torch_and_not_as_if_it_were_whole(reason) -> None:
+    name, part = EXCHANGED[reason]
+    model = model_with(*SMALL, "block.layer_scale=0.1")
+    parent, _, own = name.rpartition(".")
+    setattr(model.get_submodule(parent), own, part)
+    said = f"a model whose {reason.removesuffix('.0')} is not the one that its configuration has"
+    assert (reason_against(model, "fp32") or "").endswith(said)
+    with pytest.raises(ConfigError, match="configuration"):
+        native(model)
+    images = images_for(model, 3)
+    right = wanted(model, images)[1]
+    for precision, error in (("fp32", 1e-5), ("int8", 0.04)):  # as above
+        engine, remark = chosen(model, precision=precision)
+        assert remark == reason_against(model, precision)
+        assert (engine.answer(images)[1] - right).norm() < error * right.norm()
+
+
+def test_a_loaded_model_is_whole_and_so_is_one_with_layers_that_share_weights() -> None:
     model = model_with(*SMALL)
-    model.blocks[1].attn.qkv = torch.nn.Sequential(model.blocks[1].attn.qkv)
-    assert "not the model's own" in (reason_against(model, "fp32") or "")
-    model = model_with(*SMALL)
-    model.head = torch.nn.Sequential(model.head)
-    assert "Sequential" in (reason_against(model, "fp32") or "")
+    assert reason_against(LoadedViT(model.config)) is None
+    model.blocks[1] = model.blocks[0]
+    images = images_for(model, 2)
+    assert (native(model).answer(images)[1] - wanted(model, images)[1]).abs().max() < 1e-5
 
 
 def test_callers_on_several_threads_each_get_their_own_answer() -> None:

@@ -4,6 +4,7 @@ import os
 import stat
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,19 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(build, "SOURCES", sources)
     monkeypatch.setenv("VITKIT_CACHE", str(tmp_path / "cache"))
     return tmp_path / "cache"
+
+
+@pytest.fixture
+def compiler_calls(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """A compiler of one's own, by CXX; the file that it writes down in what it is called with."""
+    seen = tmp_path / "seen"
+    real = find_compiler()
+    assert real is not None
+    own = tmp_path / "my compiler"
+    own.write_text(f'#!/bin/sh\necho "$@" >> "{seen}"\nexec {real[0]} "$@"\n')
+    own.chmod(0o755)
+    monkeypatch.setenv("CXX", f"'{own}' -DTHEIRS")
+    return seen
 
 
 def libraries(cache: Path) -> list[str]:
@@ -54,6 +68,38 @@ def test_another_machine_is_another_library(cache, monkeypatch) -> None:
     first = library()
     monkeypatch.setattr(build, "_machine", lambda: "a machine with fewer instructions")
     assert library() != first
+
+
+@pytest.fixture
+def mac(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
+    """A system that is asked for its CPU as macOS is; the file that it answers by."""
+    name = tmp_path / "name"
+    monkeypatch.setattr(build.platform, "system", lambda: "Darwin")
+    monkeypatch.setattr(build, "SYSCTL", ("cat", str(name)))
+    build._cpu.cache_clear()
+    yield name
+    build._cpu.cache_clear()
+
+
+def test_two_macs_have_two_libraries(cache, mac) -> None:
+    paths = []
+    for cpu in ("Intel(R) Core(TM) i5-4258U", "Apple M4"):
+        mac.write_text(f"{cpu}\n")
+        build._cpu.cache_clear()
+        paths.append(library())
+    assert len(set(paths)) == len(libraries(cache)) == 2
+
+
+@pytest.mark.parametrize("is_known", [True, False])
+def test_a_library_for_this_cpu_alone_is_made_only_where_the_cpu_is_known(
+    cache, mac, is_known, compiler_calls, monkeypatch
+) -> None:
+    if is_known:
+        mac.write_text("Apple M4\n")
+    else:
+        monkeypatch.setattr(build, "SYSCTL", (str(mac / "no such command"),))
+    library()
+    assert ("-march=native" in compiler_calls.read_text()) == is_known
 
 
 @pytest.mark.parametrize("damage", [b"", b"not a library", None])
@@ -145,16 +191,9 @@ def test_a_cache_that_cannot_be_written_is_said(cache) -> None:
         library()
 
 
-def test_cxx_chooses_the_compiler(cache, monkeypatch, tmp_path) -> None:
-    seen = tmp_path / "seen"
-    real = find_compiler()
-    assert real is not None
-    own = tmp_path / "my compiler"
-    own.write_text(f'#!/bin/sh\necho "$@" >> "{seen}"\nexec {real[0]} "$@"\n')
-    own.chmod(0o755)
-    monkeypatch.setenv("CXX", f"'{own}' -DTHEIRS")
+def test_cxx_chooses_the_compiler(cache, compiler_calls) -> None:
     library()
-    assert "-DTHEIRS" in seen.read_text()
+    assert "-DTHEIRS" in compiler_calls.read_text()
 
 
 def test_two_processes_at_once_leave_one_good_library(cache) -> None:

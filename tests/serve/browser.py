@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 from serve.serving import until
 
+from vitkit.core.runlog import RunLog
+
 selenium = pytest.importorskip("selenium.webdriver", reason="selenium drives the page's tests")
 
 from selenium.webdriver import ActionChains  # noqa: E402
@@ -19,6 +21,9 @@ from selenium.webdriver.common.keys import Keys  # noqa: E402
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 DRIVER = shutil.which("chromedriver")
+needs_chromium = pytest.mark.skipif(
+    CHROMIUM is None or DRIVER is None, reason="Chromium and chromedriver are not installed"
+)
 
 NAMED_ROLES = {"button", "checkbox", "radio", "slider", "combobox", "textbox", "link", "image", "img", "application"}
 
@@ -103,6 +108,17 @@ class Page:
         self.wait("document.querySelectorAll('.card').length === arguments[0]", before + len(files))
         self.settle()
 
+    def carry(self, kind: str, file: Path) -> None:
+        """Drop a file on the page, or paste it."""
+        script = """
+            const [kind, name, bytes] = arguments;
+            const carried = new DataTransfer();
+            carried.items.add(new File([Uint8Array.from(bytes)], name, {type: "image/png"}));
+            const how = {bubbles: true, cancelable: true, dataTransfer: carried, clipboardData: carried};
+            const event = kind === "drop" ? new DragEvent("drop", how) : new ClipboardEvent("paste", how);
+            document.querySelector("main").dispatchEvent(event);"""
+        self.run(script, kind, file.name, list(file.read_bytes()))
+
     def settle(self) -> None:
         self.wait("!document.querySelector('.side[aria-busy=true]') && !!document.querySelector('.side')")
 
@@ -174,6 +190,30 @@ class Page:
         """All addresses that the browser has asked, whatever for."""
         events = [json.loads(entry["message"])["message"] for entry in self.driver.get_log("performance")]
         return [each["params"]["request"]["url"] for each in events if each["method"] == "Network.requestWillBeSent"]
+
+
+@contextmanager
+def silent(page: Page) -> Iterator[Page]:
+    """The page; whatever was done with it, nothing may have been said on the console or asked of anyone else."""
+    page.driver.get("about:blank")
+    page.complaints(), page.requests()
+    yield page
+    assert page.complaints() == []
+    own = (page.url + "/", "blob:", "data:", "about:blank")
+    assert [address for address in page.requests() if not address.startswith(own)] == []
+    assert page.run("return window.hacked") is None
+
+
+def logged_run(folder: Path, name: str, *, steps: int) -> Path:
+    """A run folder in which ten lines are logged, and an evaluation behind the last."""
+    path = folder / name
+    path.mkdir(parents=True)
+    (path / "config.toml").write_text(f"[schedule]\nsteps = {steps}\n", encoding="utf-8")
+    with RunLog(path / "metrics.jsonl") as log:
+        for step in range(1, 11):
+            log.write(step=step, epoch=step / 10, loss=3.0 / step, top1=step / 20, lr=1e-3, gradient_norm=1.0)
+        log.write(step=10, val_loss=0.4, val_top1=0.45)
+    return path
 
 
 class Driver(selenium.ChromeService):

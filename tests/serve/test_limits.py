@@ -1,5 +1,6 @@
 """What a client may not do: send too much, too slowly, from elsewhere or without the token; on a real server."""
 
+import asyncio
 import socket
 import time
 from collections.abc import Iterator
@@ -9,8 +10,14 @@ from pathlib import Path
 
 import psutil
 import pytest
+import uvicorn
 from PIL import Image
 from serve.serving import PATIENCE, Running, picture, request, served, started, tiny_model, until
+from uvicorn.server import ServerState
+
+from vitkit.serve.config import LimitsConfig
+from vitkit.serve.gate import Receive, Scope, Send
+from vitkit.serve.protocol import connection_class
 
 LIMITS = ("limits.bytes=100000", "limits.pixels=250000", "limits.receive=1.0", "limits.keep_alive=1.0")
 TOKEN = "a token of some length"
@@ -90,7 +97,10 @@ def test_pixels_beyond_the_limit_are_refused_by_the_header(server: Running) -> N
     assert asked(server, picture(side=32)) == 200
     file = BytesIO()
     Image.new("1", (501, 500)).save(file, "PNG")
-    assert asked(server, file.getvalue()) == 422
+    reply = server.post("/v1/predict", file.getvalue(), authorization=f"Bearer {TOKEN}")
+    assert reply.status == 422
+    assert "250,000" in reply.json["error"]
+    assert "smaller" in reply.json["hint"]
 
 
 def test_an_encoded_body_and_a_form_are_refused(server: Running) -> None:
@@ -175,6 +185,67 @@ def test_several_requests_share_a_connection_and_may_be_sent_at_once(server: Run
     with connected(server) as sock:
         sock.sendall(one * 3)
         assert heard(sock).count(b"HTTP/1.1 200") == 3
+
+
+class Wire(asyncio.Transport):
+    """What a connection writes to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.written, self.closed = b"", False
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        self.written += data
+
+    def close(self) -> None:
+        self.closed = True
+
+    abort = close
+
+    def is_closing(self) -> bool:
+        return self.closed
+
+    def get_write_buffer_size(self) -> int:
+        return 0
+
+    def pause_reading(self) -> None:
+        pass
+
+    resume_reading = pause_reading
+
+
+def test_while_a_request_is_at_work_the_next_one_on_its_connection_is_not_too_slow() -> None:
+    """The server itself stops to read it; were the connection closed, the answer to the first one would be lost."""
+
+    async def story() -> None:
+        computed = asyncio.Event()
+
+        async def app(scope: Scope, receive: Receive, send: Send) -> None:
+            while (await receive())["more_body"]:
+                pass
+            await computed.wait()
+            await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"0")]})
+            await send({"type": "http.response.body", "body": b""})
+
+        kind = connection_class(LimitsConfig())
+        config = uvicorn.Config(app, http=kind, ws="none", lifespan="off", log_config=None, interface="asgi3")
+        connection, wire = kind(config=config, server_state=ServerState(), app_state={}), Wire()
+        connection.connection_made(wire)
+        one = b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 3\r\n\r\nabc"
+        connection.data_received(one + one[:-1])
+        assert connection.waiting_since is not None
+        connection.waiting_since -= 100
+        connection.sweep(time.monotonic())
+        assert not wire.closed
+        computed.set()
+        while not wire.written:
+            await asyncio.sleep(0)
+        connection.sweep(time.monotonic())
+        assert not wire.closed  # its time begins now
+        connection.sweep(time.monotonic() + 100)
+        assert wire.closed
+
+    asyncio.run(asyncio.wait_for(story(), PATIENCE))
 
 
 def test_a_hasty_client_that_reads_no_answers_is_let_go(server: Running) -> None:

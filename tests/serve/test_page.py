@@ -1,6 +1,8 @@
 """The page as people use it: real Chromium, the real server, models small enough to answer at once."""
 
 import json
+import shutil
+import subprocess
 from collections.abc import Iterator
 from io import BytesIO
 from pathlib import Path
@@ -9,8 +11,8 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from serve.browser import CHROMIUM, DRIVER, Keys, Page, chromium
-from serve.serving import Running, picture, served
+from serve.browser import Keys, Page, chromium, logged_run, needs_chromium, silent
+from serve.serving import PATIENCE, Running, picture, served
 
 import vitkit
 from vitkit.core.runlog import RunLog, truncate_after
@@ -19,9 +21,7 @@ from vitkit.model.config import ViTConfig
 from vitkit.model.vit import ViT
 from vitkit.predict.predictor import Predictor
 
-pytestmark = [
-    pytest.mark.skipif(CHROMIUM is None or DRIVER is None, reason="Chromium and chromedriver are not installed"),
-]
+pytestmark = needs_chromium
 
 HOSTILE = "<img src=x onerror=window.hacked=1>"
 LABELS = [HOSTILE, '"><script>window.hacked=1</script>', "&lt;b&gt;", "dog\u202ecat", "javascript:window.hacked=1"]
@@ -54,21 +54,9 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     wide = BytesIO()
     Image.fromarray(np.random.default_rng(5).integers(0, 255, (60, 180, 3), dtype=np.uint8)).save(wide, "PNG")
     (folder / "wide.png").write_bytes(wide.getvalue())
-    run(folder, "early", steps=40)
-    run(folder, HOSTILE.replace("/", ""), steps=20)
+    logged_run(folder / "runs", "early", steps=40)
+    logged_run(folder / "runs", HOSTILE.replace("/", ""), steps=20)
     return folder
-
-
-def run(folder: Path, name: str, *, steps: int) -> Path:
-    """A run folder in which ten steps are logged."""
-    path = folder / "runs" / name
-    path.mkdir(parents=True)
-    (path / "config.toml").write_text(f"[schedule]\nsteps = {steps}\n", encoding="utf-8")
-    with RunLog(path / "metrics.jsonl") as log:
-        for step in range(1, 11):
-            log.write(step=step, epoch=step / 10, loss=3.0 / step, top1=step / 20, lr=1e-3, gradient_norm=1.0)
-        log.write(step=10, val_loss=0.4, val_top1=0.45)
-    return path
 
 
 @pytest.fixture(scope="module")
@@ -87,14 +75,8 @@ def session(server: Running, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 
 @pytest.fixture
 def page(session: Page) -> Iterator[Page]:
-    """The page; whatever a test did, nothing may have been said on the console or asked of anyone else."""
-    session.driver.get("about:blank")
-    session.complaints(), session.requests()
-    yield session
-    assert session.complaints() == []
-    own = (session.url + "/", "blob:", "data:", "about:blank")
-    assert [address for address in session.requests() if not address.startswith(own)] == []
-    assert session.run("return window.hacked") is None
+    with silent(session):
+        yield session
 
 
 def percent(share: float) -> str:
@@ -144,17 +126,10 @@ def test_a_photo_taken_sideways_is_shown_upright(page: Page, place: Path) -> Non
 def test_images_can_be_dropped_and_pasted(page: Page, place: Path) -> None:
     page.open()
     page.shown("#facts", "pixels")
-    script = """
-        const [kind, name, bytes] = arguments;
-        const carried = new DataTransfer();
-        carried.items.add(new File([Uint8Array.from(bytes)], name, {type: "image/png"}));
-        const how = {bubbles: true, cancelable: true, dataTransfer: carried, clipboardData: carried};
-        const event = kind === "drop" ? new DragEvent("drop", how) : new ClipboardEvent("paste", how);
-        document.querySelector("#drop").dispatchEvent(event);"""
-    for kind in ("drop", "paste"):
-        page.run(script, kind, f"{kind}.png", list((place / "0.png").read_bytes()))
+    page.carry("drop", place / "0.png")
+    page.carry("paste", place / "1.png")
     page.wait("document.querySelectorAll('.labels li').length === 10")
-    assert page.texts(".card h2") == ["drop.png", "paste.png"]
+    assert page.texts(".card h2") == ["0.png", "1.png"]
 
 
 def test_a_photo_can_be_taken(page: Page) -> None:
@@ -291,9 +266,9 @@ def test_a_broken_file_is_named_in_plain_words_and_the_others_are_answered(page:
     page.open()
     page.give(place / "0.png", place / "broken.jpg", place / "1.png")
     assert len(page.all(".labels ol")) == 2
-    assert "This is not an image that can be read." in page.text(".state.failed")
+    assert "The server cannot take this image." in page.text(".state.failed")
     said = page.texts("#said p")
-    assert any("broken.jpg: This is not an image" in text for text in said)
+    assert any("broken.jpg: The server cannot take this image." in text for text in said)
     assert any("0.png: first says" in text for text in said)
     assert page.all(".state.failed button") == []  # asking again would not help
 
@@ -383,7 +358,7 @@ def test_names_of_classes_files_and_runs_stay_text(page: Page, place: Path) -> N
 
 
 def test_curves_grow_while_a_run_does(page: Page, place: Path) -> None:
-    path = run(place, "growing", steps=30) / "metrics.jsonl"
+    path = logged_run(place / "runs", "growing", steps=30) / "metrics.jsonl"
     page.open("/#training")
     page.shown(".run-name", "growing")
     assert page.text("#runs li[data-name=growing] .run-state") == "running"
@@ -429,6 +404,13 @@ def test_curves_are_read_with_the_pointer_and_the_arrow_keys(page: Page) -> None
     page.press(Keys.ARROW_RIGHT)
     page.shown("#charts .chart:first-child .readout", "step 2")
     assert "1.5" in page.text("#charts .chart:first-child .readout")
+    said = "Loss, step 2. "
+    page.shown("#said p", said)
+    heard = page.run("return arguments[0].getAttribute('aria-label')", plots[0])
+    assert heard in page.texts("#said p")
+    told = heard.removeprefix(said).removesuffix(".").split("; ")
+    assert "early: 1.5" in told
+    assert "early, held out: 0.4 at step 10" in told
 
 
 # For everyone
@@ -510,6 +492,21 @@ def test_the_addresses_are_shown_with_an_example_each(page: Page, server: Runnin
     described = server.get("/openapi.json").json["paths"]
     assert page.texts(".path") == [path for path, methods in described.items() for _ in methods]
     assert all(text.startswith("curl") for text in page.texts(".route .curl"))
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
+def test_the_examples_that_ask_about_an_image_work_as_they_are_written(page: Page, place: Path, tmp_path: Path) -> None:
+    large = np.random.default_rng(0).integers(0, 255, (400, 400, 3), dtype=np.uint8)  # too long for an argument
+    Image.fromarray(large).save(tmp_path / "photo.jpg", quality=98)
+    page.open("/docs")
+    page.wait("document.querySelectorAll('.route').length > 0")
+    asking = [text for text in page.texts(".route .curl") if "photo.jpg" in text]
+    assert any("/infer'" in text for text in asking)
+    for text in asking:
+        command = text.replace("/NAME/", "/first/").replace("curl ", "curl --silent --show-error --fail ", 1)
+        done = subprocess.run(["sh", "-c", command], cwd=tmp_path, capture_output=True, timeout=PATIENCE, check=False)
+        assert done.returncode == 0, f"{text}: {done.stderr.decode()}"
+        assert json.loads(done.stdout)
 
 
 def test_a_server_with_a_token_asks_for_it_once(page: Page, place: Path) -> None:

@@ -62,19 +62,49 @@ def run(story: Callable[[], Awaitable[None]]) -> None:
         frame({"id": 1, "status": 200, "headers": {"a": "b\r\nSet-Cookie: c"}}),
         frame({"id": [], "status": 200, "headers": {}}),
         frame({"pong": 1}),
+        frame({"pong": 1, "busy": "long", "decoding": 0.0}),
+        frame({"pong": 1, "busy": 0.0, "decoding": [1.0]}),
+        frame({"pong": 1, "busy": float("nan"), "decoding": 0.0}),
         frame({"batch": 1}),
+        frame({"batch": 1, "seconds": float("nan"), "attention": False}),
+        frame({"batch": 1, "seconds": float("inf"), "attention": False}),
+        frame({"batch": 1, "seconds": 1e300, "attention": False}),
+        frame({"batch": float("inf"), "seconds": 1.0, "attention": False}),
+        frame({"batch": -1, "seconds": 1.0, "attention": False}),
+        frame({"ready": [{"name": "pets"}], "seconds": "long"}),
+        frame({"ready": [], "seconds": 1.0}),
+        frame({"ready": [{"name": "cats"}], "seconds": 1.0}),
         b"\x03\0\0\0\0\0\0\0\0\0\0\0[1]",
     ],
 )
 def test_a_worker_that_speaks_nonsense_is_replaced_and_nobody_gets_to_hear_it(said: bytes) -> None:
     async def story() -> None:
         office = Office()
+        office.supervisor.loaded = True
         await asyncio.sleep(0)
         office.link.data_received(said)
         await asyncio.sleep(0)
         assert office.pipe.aborted
         assert not office.asked.done()
         assert office.line.held == 1
+        office.line.expire(up=office.supervisor.alive)
+        await office.supervisor.check()
+        assert office.line.retry_after() == 1
+        office.asked.cancel()
+
+    run(story)
+
+
+def test_a_worker_that_never_comes_to_the_end_of_an_answer_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def story() -> None:
+        monkeypatch.setattr("vitkit.serve.supervisor.LARGEST_ANSWER", 1000)
+        office = Office()
+        await asyncio.sleep(0)
+        office.link.data_received(frame({"id": 1, "status": 200, "headers": {}}, 1 << 60))
+        for _ in range(10):
+            assert not office.pipe.aborted
+            office.link.data_received(bytes(100))
+        assert office.pipe.aborted
         office.asked.cancel()
 
     run(story)
@@ -124,6 +154,50 @@ def test_without_descriptors_for_a_worker_it_is_not_the_end(monkeypatch: pytest.
         await office.supervisor.start()
         assert office.supervisor.failed is None
         assert "Too many open files" in office.said[-1]
+        office.asked.cancel()
+
+    run(story)
+
+
+ABOUT = {"model": "ViT", "classes": 3, "precision": "fp32", "engine": "torch"}
+READY = [ABOUT | {"name": "pets", "remark": None, "agreement": None, "agreed": None}]
+
+
+def test_a_large_model_that_was_not_asked_for_long_may_take_its_time() -> None:
+    """A small one beside it answers in no time, again and again; the limit is that of the large one all the same."""
+
+    async def story() -> None:
+        office = Office()
+        await asyncio.sleep(0)
+        office.link.data_received(frame({"ready": READY, "seconds": 3.0}))
+        for _ in range(1000):
+            office.link.data_received(frame({"batch": 1, "seconds": 0.001, "attention": False}))
+        office.link.data_received(frame({"pong": 1, "busy": 40.0, "decoding": 0.0}))
+        assert office.supervisor.alive
+        office.link.data_received(frame({"pong": 1, "busy": 61.0, "decoding": 0.0}))
+        assert not office.supervisor.alive
+        office.asked.cancel()
+
+    run(story)
+
+
+def test_what_a_dead_worker_had_is_tried_again_though_no_thread_can_wait_for_its_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def story() -> None:
+        office = Office()
+        await asyncio.sleep(0)
+
+        def no_thread(*_: object) -> None:
+            raise RuntimeError("can't start new thread")
+
+        monkeypatch.setattr(asyncio.get_running_loop(), "run_in_executor", no_thread)
+        office.supervisor.process = SimpleNamespace(kill=lambda: None, wait=lambda: 0)  # type: ignore[assignment]
+        office.supervisor.first_ready.set()
+        office.link.connection_lost(None)
+        assert office.line.send is None
+        assert not office.line.at_work
+        assert [ticket.retried for ticket in office.line.waiting] == [True]
         office.asked.cancel()
 
     run(story)

@@ -1,17 +1,33 @@
-"""Faults of a real server: its worker dies or hangs, or it has no room; no accepted request is lost."""
+"""Faults of a real server: its worker dies or hangs, or it has no room; no accepted request is lost.
+
+And of a worker alone: who goes first in it, and what it says that it cannot do.
+"""
 
 import base64
+import errno
 import http.client
 import json
 import os
 import signal
+import socket
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import torch
 from serve.serving import PATIENCE, Reply, Running, is_ready, metric, picture, served, tiny_model, until
+
+from vitkit.core.errors import DataError
+from vitkit.data.decode import Gate
+from vitkit.serve.answers import Refusal
+from vitkit.serve.config import LimitsConfig
+from vitkit.serve.models import Looked, Served
+from vitkit.serve.work import Job, prepare
+from vitkit.serve.worker import Worker
 
 
 @pytest.fixture(scope="module")
@@ -118,3 +134,88 @@ def test_a_deadline_is_kept_when_nothing_answers(model: Path) -> None:
         assert reply.status in (503, 504)  # whether the worker counts as alive by then is a matter of milliseconds
         assert "retry-after" in reply.headers
         os.kill(worker, signal.SIGKILL)
+
+
+# A worker alone
+
+
+class LookedError(BaseException):
+    """Somebody's question about attention has its turn; nothing in a worker stops this one."""
+
+
+class Busy(Served):
+    """A model that is asked again before it has answered."""
+
+    preprocessing = SimpleNamespace(channels=3)
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.name, self.model = "pets", SimpleNamespace(config=SimpleNamespace(grid=(1, 1)))
+        self.worker = Worker(sock, LimitsConfig(batch=2), {}, decoders=1)
+        self.asked = 0
+
+    def ask(self, do: str) -> None:
+        asked = {"do": do, "json": False, "layer": None}
+        job = Job(id=self.asked, asked=asked, served=self, images=torch.zeros(1, 1, 1, 1))
+        (self.worker.attention if do == "attention" else self.worker.ready).append(job)
+
+    def answer(self, images: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        self.asked += 1
+        if self.asked == 3:
+            self.ask("attention")
+        if self.asked > 10:
+            pytest.fail("attention waits until nobody asks for anything else")
+        self.ask("features")
+        return images.flatten(1), images.flatten(1)
+
+    def look(self, image: torch.Tensor) -> Looked:
+        raise LookedError
+
+
+def test_attention_has_its_turn_though_there_is_always_a_prediction_to_compute() -> None:
+    """Whoever sends it has decided already that it has waited for long enough."""
+    here, there = socket.socketpair()
+    with here, there:
+        busy = Busy(here)
+        busy.ask("features")
+        with pytest.raises(LookedError):
+            busy.worker.compute()
+    assert busy.asked == 3
+
+
+class Full(socket.socket):
+    """A socket of a system that has no memory for what is sent."""
+
+    def sendall(self, *_: object) -> None:
+        raise OSError(errno.ENOBUFS, "No buffer space available")
+
+
+def test_an_answer_that_cannot_be_sent_is_not_forgotten() -> None:
+    """The request would count as one at work for ever; a worker that ends is replaced, and the request tried again."""
+    with Full() as sock, pytest.raises(OSError, match="No buffer space"):
+        Worker(sock, LimitsConfig(), {}, decoders=1).send(({"id": 1}, b""))
+
+
+@pytest.mark.parametrize(
+    ("fault", "hint"),
+    [
+        (DataError("too large for the memory"), "smaller"),
+        (MemoryError(), "smaller"),
+        (DataError("too many frames", expected="at most 256", got="300"), "smaller"),
+        (DataError("the file is truncated"), "JPEG"),
+        (DataError("the file is truncated", hint="send the rest"), "the rest"),
+    ],
+)
+@pytest.mark.parametrize("several", [False, True])
+def test_what_cannot_be_prepared_is_refused_with_what_to_do(
+    monkeypatch: pytest.MonkeyPatch, fault: Exception, hint: str, *, several: bool
+) -> None:
+    def fail(*_: object, **__: object) -> Any:
+        raise fault
+
+    monkeypatch.setattr("vitkit.serve.work.decode", fail)
+    with socket.socket() as sock:
+        job = Job(id=1, asked={"do": "predict", "json": several}, served=Busy(sock))
+    with pytest.raises(Refusal) as refused:
+        prepare(job, b'["aGk=", "aGk="]' if several else b"hi", gate=Gate(), most=16)
+    assert refused.value.status == 422
+    assert hint in (refused.value.hint or "")

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import torch
 
     from vitkit.engine.agreement import Agreement
-    from vitkit.engine.engine import Engine
+    from vitkit.engine.engine import Engine, Precision
     from vitkit.engine.timing import Speed, Start
     from vitkit.zoo.lookup import Model
 
@@ -196,7 +196,7 @@ class Maker:
 def makers_of(subject: "Model", *, device: "torch.device", precisions: Sequence[str], merge: int) -> list[Maker]:
     """Every engine that can run the model here, and those that merge tokens if that is asked for."""
     from vitkit.core.errors import ConfigError
-    from vitkit.engine.choose import engine_for, kinds, made
+    from vitkit.engine.choose import kinds, made
     from vitkit.engine.engine import check_precision
 
     makers = []
@@ -206,11 +206,19 @@ def makers_of(subject: "Model", *, device: "torch.device", precisions: Sequence[
             make = partial(made, kind, subject, precision=precision, device=device)
             makers.append(Maker(kind=kind, precision=precision, make=make))
         if merge and known:
-            make = partial(engine_for, subject, precision=precision, device=device, merge=merge)
+            make = partial(merging_engine, subject, precision=precision, device=device, merge=merge)
             makers.append(Maker(kind="merging", precision=precision, merge=merge, make=make))
     if not makers:
         raise ConfigError("nothing to time", got=f"{', '.join(precisions)} on {device}", hint="int8 is for the CPU")
     return makers
+
+
+def merging_engine(subject: "Model", *, precision: "Precision", device: "torch.device", merge: int) -> "Engine":
+    """The engine that merges tokens; on a GPU compiled from its first batch on, as many images would be answered."""
+    from vitkit.engine.choose import engine_for
+    from vitkit.engine.compiled import impatient
+
+    return impatient(engine_for(subject, precision=precision, device=device, merge=merge))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,13 +12,14 @@ import torch
 
 from vitkit.core.errors import ConfigError
 from vitkit.core.shapes import Float, Tensor
-from vitkit.engine.cache import cache_folder
-from vitkit.engine.engine import Precision
+from vitkit.engine.cache import make_private, private_folder
+from vitkit.engine.engine import Engine, Precision
 from vitkit.engine.written import Featured, ModuleEngine, shared_copy
 from vitkit.zoo.lookup import Model
 
 PATIENCE = 8
 """Batches that are answered as written before compiling seems worth its time, about a minute the first time."""
+CACHE = "TORCHINDUCTOR_CACHE_DIR"
 
 
 class CompiledEngine(ModuleEngine):
@@ -31,7 +32,7 @@ class CompiledEngine(ModuleEngine):
         super().__init__(module, name=name, precision=precision, dtype=dtype, device=device)
         self.patience = patience
         self._forward: Callable[[Tensor], tuple[Tensor, Tensor]] = self._plain
-        self._asked = 0
+        self.asked = 0
 
     def features(self, images: Float[Tensor, "B C H W"]) -> Float[Tensor, "B F"]:
         """What the head reads of each image."""
@@ -41,9 +42,9 @@ class CompiledEngine(ModuleEngine):
     def answer(self, images: Float[Tensor, "B C H W"]) -> tuple[Float[Tensor, "B F"], Float[Tensor, "B Y"]]:
         """Features and logits, in one pass."""
         moved = images.to(self.device, self.dtype)
-        if self._asked == self.patience:
+        if self.asked == self.patience:
             self._forward = self._compiled(moved)
-        self._asked += 1
+        self.asked += 1
         features, logits = self._forward(moved)
         return features.float().cpu(), logits.float().cpu()
 
@@ -54,7 +55,7 @@ class CompiledEngine(ModuleEngine):
     def _compiled(self, images: Tensor) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
         """The compiled pass, tried once; without a working compiler, the plain one and a warning that says why."""
         try:
-            os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache_folder() / "inductor"))
+            _keep_privately()
             compiled: Callable[[Tensor], tuple[Tensor, Tensor]] = torch.compile(self._plain)
             compiled(images)
         except Exception as error:  # whatever a compiler dies of, the answers can be had without it
@@ -79,6 +80,28 @@ def compiled(
         )
     module = shared_copy(model).to(device, dtype)
     return CompiledEngine(module, precision=precision, dtype=dtype, device=device, patience=patience)
+
+
+def impatient(engine: Engine) -> Engine:
+    """The same engine; if it is one that compiles, it does so at its next batch: for who times it or will ask often.
+
+    >>> import vitkit
+    >>> model = vitkit.create("Ti/16", image_size=32, settings=["depth=1"])
+    >>> impatient(compiled(model, device=torch.device("cpu"))).patience
+    0
+    """
+    if isinstance(engine, CompiledEngine):
+        engine.patience = min(engine.patience, engine.asked)
+    return engine
+
+
+def _keep_privately() -> None:
+    """Let inductor keep what it makes, which is code, in a folder that is this user's alone, if it has none yet."""
+    if CACHE not in os.environ:
+        folder = private_folder()
+        for each in (folder, folder / "inductor"):
+            make_private(each)
+        os.environ[CACHE] = str(folder / "inductor")
 
 
 def half_type(device: torch.device) -> torch.dtype:

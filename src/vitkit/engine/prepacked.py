@@ -118,7 +118,7 @@ def packed(part: nn.Module) -> nn.Module | None:
         return StandardisedOnce(part)
     if reason_against_packing() is not None:
         return None
-    if isinstance(part, Mlp) and isinstance(part.fc1, nn.Linear):
+    if isinstance(part, Mlp) and all(isinstance(layer, nn.Linear) for layer in (part.fc1, part.fc2)):
         return PackedMlp(part)
     if isinstance(part, nn.Linear):
         return PackedLinear(part.weight, part.bias)
@@ -127,19 +127,21 @@ def packed(part: nn.Module) -> nn.Module | None:
 
 def fold_layer_scale(block: Block) -> None:
     """Multiply the block's layer scales into the layers before them: the same sums, one pass fewer."""
-    for layer, name in ((block.attn.proj, "ls1"), (block.mlp.fc2, "ls2")):
-        scale = getattr(block, name)
+    for parent, own, name in ((block.attn, "proj", "ls1"), (block.mlp, "fc2", "ls2")):
+        layer, scale = getattr(parent, own, None), getattr(block, name)
         if isinstance(scale, LayerScale) and isinstance(layer, nn.Linear):
             layer.weight = nn.Parameter(layer.weight * scale.gamma[:, None], requires_grad=False)
-            layer.bias = nn.Parameter(layer.bias * scale.gamma, requires_grad=False)
+            if layer.bias is not None:
+                layer.bias = nn.Parameter(layer.bias * scale.gamma, requires_grad=False)
             setattr(block, name, nn.Identity())
 
 
 def quantise(block: Block) -> None:
-    """Exchange the four linear layers of a block for int8 ones."""
+    """Exchange the four linear layers of a block for int8 ones; what somebody else put there stays as it is."""
     for parent, name in ((block.attn, "qkv"), (block.attn, "proj"), (block.mlp, "fc1"), (block.mlp, "fc2")):
-        layer = getattr(parent, name)
-        setattr(parent, name, Int8Linear(layer.weight, layer.bias))
+        layer = getattr(parent, name, None)
+        if isinstance(layer, nn.Linear):
+            setattr(parent, name, Int8Linear(layer.weight, layer.bias))
     if isinstance(block.mlp, Mlp):
         block.mlp = SteppedMlp(block.mlp)
 

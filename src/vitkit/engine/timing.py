@@ -17,6 +17,7 @@ from statistics import median
 import torch
 
 from vitkit.core.shapes import Tensor
+from vitkit.engine.compiled import CompiledEngine
 from vitkit.engine.engine import CPU, Engine
 
 MOST_RUNS = 500
@@ -80,6 +81,9 @@ def speeds(
     progress: Callable[[float], None] = lambda share: None,
 ) -> list[Speed]:
     """How fast engines answer for one batch (B C H W), in their order."""
+    for engine in engines:
+        if isinstance(engine, CompiledEngine):
+            engine.answer(images)  # compiles for this size of batch, which is no part of its speed
     actions = [lambda engine=engine: engine.answer(images) for engine in engines]
     found = by_turns(actions, seconds=seconds, progress=progress)
     return [Speed(batch=len(images), latency_p50=median(times), runs=len(times)) for times in found]

@@ -62,13 +62,21 @@ class Connection(HttpToolsProtocol):
         """Whether the headers of a request have come; uvicorn has no cycle before."""
         return bool(self.cycle)
 
+    @property
+    def owes_answer(self) -> bool:
+        """Whether the answer to an earlier request is due: until then it is us whom the next one waits for."""
+        running = self.running
+        return running is not None and not running.response_complete and (self.in_headers or running is not self.cycle)
+
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Someone connected; where there is no room, the one that has been silent for longest goes."""
         super().connection_made(transport)
         self.waiting_since = time.monotonic()
         if len(self.connections) > self.limits.connections:
             others = [cast("Connection", each) for each in self.connections]
-            silent = [each for each in others if each.waiting_since is not None and each is not self]
+            silent = [
+                each for each in others if each.waiting_since is not None and not each.owes_answer and each is not self
+            ]
             if silent:
                 # Some more than one, so that a crowd is not searched again for each who comes.
                 several = 1 + self.limits.connections // 64
@@ -151,6 +159,8 @@ class Connection(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         """It is answered."""
+        if self.receiving and (self.in_headers or self.running is not self.cycle):
+            self.waiting_since = time.monotonic()  # the next request, which had to wait, may come now
         super().on_response_complete()
         self._unset_keepalive_if_required()  # the sweep does that, for silent connections of every kind
         if not self.receiving and self.cycle.response_complete:  # not so while a pipelined request is at work
@@ -199,7 +209,7 @@ class Connection(HttpToolsProtocol):
                 self.transport.abort()
         elif self.writing_since is not None and now - self.writing_since > limits.receive:
             self.transport.abort()
-        elif self.waiting_since is None:
+        elif self.waiting_since is None or self.owes_answer:
             return
         elif self.receiving:
             if now - self.waiting_since > limits.receive:

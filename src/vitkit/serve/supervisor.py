@@ -37,6 +37,10 @@ TOKEN = "VITKIT_TOKEN"
 TOGETHER = 1 << 18
 """Bytes that are cheaper to copy than to write on their own."""
 UNSAFE = re.compile(r"[^\x20-\x7e]")
+LARGEST_ANSWER = 1 << 29
+"""Bytes of one message of the worker: what each patch of a large image looks at may be 100 MB of JSON."""
+MOST_SECONDS = 1e6
+"""More than any time that a worker can have measured."""
 LONGEST_DECODE = 15.0
 LONGEST_START = 600.0
 """Seconds that the first worker may take to load its models; another has five times what one has taken."""
@@ -64,6 +68,8 @@ class Link(asyncio.Protocol):
         try:
             for head, payload in self.frames.feed(data):
                 self.heard(head, payload)
+            if len(self.frames.held) > LARGEST_ANSWER:
+                raise ValueError(len(self.frames.held))
         except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError):
             self.garbled()
 
@@ -106,6 +112,9 @@ class Supervisor:
         self.began = self.heard_at = 0.0
         self.busy = self.decoding = 0.0
         self.slowest = {False: 0.0, True: 0.5}
+        """Seconds of a batch, and of one for attention, in the recent past."""
+        self.measured = 0.0
+        """Seconds of a batch of the slowest model, which may not have been asked for long."""
         self.tries = 0
         self.longest_start = LONGEST_START
         self.first_ready = asyncio.Event()
@@ -211,7 +220,7 @@ class Supervisor:
 
     def _overdue(self) -> bool:
         attention = any(ticket.attention for ticket in self.line.at_work.values())
-        return self.busy > max(2.0, 20 * self.slowest[attention]) or self.decoding > LONGEST_DECODE
+        return self.busy > max(2.0, 20 * max(self.slowest[attention], self.measured)) or self.decoding > LONGEST_DECODE
 
     def kill(self, why: str) -> None:
         """End a worker that is of no use."""
@@ -234,21 +243,23 @@ class Supervisor:
                 raise ValueError(status)
             self.line.answered(head["id"], Answered(status, headers, payload))
         elif "pong" in head:
-            self.busy, self.decoding = head["busy"], head["decoding"]
+            self.busy, self.decoding = seconds_of(head["busy"]), seconds_of(head["decoding"])
         elif "batch" in head:
-            kind = head["attention"]
+            kind, images, seconds = head["attention"], int(head["batch"]), seconds_of(head["seconds"])
             self.busy = 0.0
-            self.slowest[kind] = max(head["seconds"], 0.99 * self.slowest[kind])
-            self.metrics.computed(head["batch"], head["seconds"])
+            self.slowest[kind] = max(seconds, 0.99 * self.slowest[kind])
+            self.metrics.computed(images, seconds)
             if not kind:
-                self.line.computed(head["batch"], head["seconds"])
+                self.line.computed(images, seconds)
         elif "ready" in head:
-            self.slowest = {kind: max(before, head["seconds"]) for kind, before in self.slowest.items()}
+            self.measured = seconds_of(head["seconds"])
             self._is_ready(head["ready"])
         elif "failed" in head:
             self._has_failed(StartError(head["failed"], hint=head["hint"]))
 
     def _is_ready(self, descriptions: list[dict[str, Any]]) -> None:
+        if [each["name"] for each in descriptions] != [model.name for model in self.models]:
+            raise ValueError(descriptions)
         self.loaded, self.tries = True, 0
         seconds = time.monotonic() - self.began
         before = self.longest_start if self.first_ready.is_set() else 30.0
@@ -285,11 +296,13 @@ class Supervisor:
         if link is not self.link:
             return
         self.link, was_loaded, self.loaded = None, self.loaded, False
+        self.line.worker_lost()
         if self.process is not None:
             self.process.kill()
-            # A process that held much memory takes a while to go; clients need not wait for that.
-            asyncio.get_running_loop().run_in_executor(None, self.process.wait)
-        self.line.worker_lost()
+            # A process that held much memory takes a while to go; clients need not wait for that. Where there is no
+            # thread to wait in, whoever starts the next process collects this one.
+            with contextlib.suppress(RuntimeError):
+                asyncio.get_running_loop().run_in_executor(None, self.process.wait)
         self.metrics.ready.set(0)
         if self.stopping or self.failed is not None:
             return
@@ -307,3 +320,14 @@ class Supervisor:
             self.process.kill()  # it has nothing to finish or to keep
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self.process.wait(timeout=5.0)
+
+
+def seconds_of(said: Any) -> float:
+    """A time that the worker tells; what is none would later be a fault of ours.
+
+    >>> seconds_of(0.25)
+    0.25
+    """
+    if not abs(said) < MOST_SECONDS:  # nor is NaN
+        raise ValueError(said)
+    return float(said)

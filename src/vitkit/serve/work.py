@@ -18,6 +18,7 @@ from vitkit.serve.models import Served
 from vitkit.serve.wire import Message
 
 CANNOT_BE_READ = "send a JPEG, PNG, WebP, GIF, BMP, TIFF or PPM file as it is"
+SMALLER = "send a smaller one"
 
 
 @dataclass(kw_only=True)
@@ -62,15 +63,16 @@ def prepare(job: Job, body: bytes, *, gate: Gate, most: int) -> None:
         _prepare_inference(job, body, gate=gate, most=most)
         return
     files = _based_files(body, most=most) if job.asked["json"] else [body]
-    prepared = []
+    prepared, hints = [], list[str | None]()  # of the refusals, which would themselves hold on to all that was read
     for file in files:
         try:
             prepared.append(_prepared(file, job.served, gate))
             job.errors.append(None)
         except Refusal as refusal:
             job.errors.append(refusal.error)
+            hints.append(refusal.hint)
     if not prepared:
-        raise Refusal(422, str(job.errors[0]), hint=CANNOT_BE_READ)
+        raise Refusal(422, str(job.errors[0]), hint=hints[0])
     job.images = torch.cat(prepared)
 
 
@@ -100,12 +102,13 @@ def _based_files(body: bytes, *, most: int) -> list[bytes]:
 def _prepared(file: bytes, served: Served, gate: Gate) -> Float[Tensor, "1 C H W"]:
     how = served.preprocessing
     try:
-        picture = decode(file, channels=how.channels, gate=gate, fit=how.fit)
+        picture = decode(file, channels=how.channels, gate=gate)
         return how.normalise(torch.from_numpy(how.pixels(picture))[None])
     except VitkitError as error:
-        raise Refusal(422, str(error), hint=error.hint or CANNOT_BE_READ) from None
+        is_too_much = error.message.startswith(("too many ", "too large "))  # pixels, frames, bytes for the memory
+        raise Refusal(422, str(error), hint=error.hint or (SMALLER if is_too_much else CANNOT_BE_READ)) from None
     except MemoryError:
-        raise Refusal(422, "the image is too large for the memory") from None
+        raise Refusal(422, "the image is too large for the memory", hint=SMALLER) from None
 
 
 # After the model

@@ -29,9 +29,9 @@ from vitkit.serve.answers import Refusal
 from vitkit.serve.config import LimitsConfig, ModelConfig, ServeConfig
 from vitkit.serve.models import Served, load_models
 from vitkit.serve.wire import Message, frame, messages
-from vitkit.serve.work import Job, Reply, attend, finish, prepare, refused
+from vitkit.serve.work import SMALLER, Job, Reply, attend, finish, prepare, refused
 
-TOO_LARGE = Refusal(422, "the image is too large for the memory", hint="send a smaller one")
+TOO_LARGE = Refusal(422, "the image is too large for the memory", hint=SMALLER)
 BROKE = Refusal(500, "the server failed on this request", hint="its log says where")
 
 
@@ -104,7 +104,7 @@ class Worker:
         while True:
             with self.changed:
                 self.changed.wait_for(lambda: self.ready or self.attention)
-                jobs = self.take() if self.ready else [self.attention.popleft()]
+                jobs = self.take()
             self.busy_since = began = time.monotonic()
             replies = self.answers(jobs)
             seconds, self.busy_since = time.monotonic() - began, None
@@ -114,7 +114,13 @@ class Worker:
             self.send((done, b""), *map(reply, jobs, replies))
 
     def take(self) -> list[Job]:
-        """The jobs that wait for the same model as the first one, as many as fit into a batch."""
+        """What goes next: a question about attention, or as many jobs for one model as fit into a batch.
+
+        Who comes first is decided before they come here: attention is sent when nothing else is at work, or when it has
+        waited for long, and busy clients would let it wait for ever if it gave way once more.
+        """
+        if self.attention:
+            return [self.attention.popleft()]
         first = self.ready.popleft()
         jobs, images, others = [first], first.count, deque[Job]()
         while self.ready:
@@ -152,9 +158,12 @@ class Worker:
         return replies
 
     def send(self, *messages: tuple[Message, bytes]) -> None:
-        """Send messages, each whole, together."""
+        """Send messages, each whole, together; nobody is told if the other side has gone.
+
+        Whatever else goes wrong is the end of this process: an answer that was only forgotten would be waited for.
+        """
         parts = [part for head, body in messages for part in (frame(head, len(body)), body)]
-        with self.sending, contextlib.suppress(OSError):
+        with self.sending, contextlib.suppress(ConnectionError):
             self.sock.sendall(b"".join(parts))
 
 
@@ -223,7 +232,7 @@ def main() -> None:
         sock.setblocking(True)
         threading.Thread(target=leave_with, args=(sock,), daemon=True).start()
         serve(sock)
-    os._exit(0)  # threads may still be at work for someone who has gone
+        os._exit(0)  # threads may still be at work for someone who has gone
 
 
 if __name__ == "__main__":

@@ -10,18 +10,19 @@ import os
 import platform
 import shlex
 import shutil
-import stat
 import subprocess
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 
 from vitkit.core.errors import VitkitError
 from vitkit.core.files import one_at_a_time, written_aside
-from vitkit.engine.cache import cache_folder
+from vitkit.engine.cache import is_private, make_private, private_folder
 
 SOURCES = Path(__file__).parent
 MACHINE = ("-march=native",)
-"""What makes the library fit this machine and no other. Left out where the compiler does not know it."""
+"""What makes the library fit this machine and no other. Left out where the compiler does not know it, and where the
+system does not say which CPU this is: another machine with the same cache folder could not tell the library apart."""
 FLAGS = (
     "-O3",
     "-std=c++17",
@@ -34,6 +35,8 @@ FLAGS = (
     "-w",
 )
 COMPILERS = ("c++", "g++", "clang++")
+SYSCTL = ("/usr/sbin/sysctl", "-n", "machdep.cpu.brand_string")
+"""What asks macOS for the name of its CPU."""
 PATIENCE = 300.0
 """Seconds after which a compiler that does not come back is given up."""
 
@@ -60,18 +63,16 @@ def library() -> Path:
             hint="install one (Debian: apt install g++; macOS: xcode-select --install)",
         )
     try:
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        if not _is_private(path.parent):
-            raise EngineError(f"others can write to {path.parent}", hint="set VITKIT_CACHE to a folder of your own")
+        make_private(path.parent)
         with one_at_a_time(path):
             if not _is_whole(path):  # another process may have been sooner
                 with written_aside(path) as aside:
-                    compile_to(aside, compiler=compiler)
+                    compile_to(aside, compiler=compiler, machine=_flags())
                     _seal(aside)
     except OSError as error:
         raise EngineError(
             f"the native engine cannot be kept: {error}",
-            hint="set VITKIT_CACHE to a folder that can be written to, with a few megabytes of room",
+            hint="set VITKIT_CACHE to a folder of your own that can be written to, with a few megabytes of room",
         ) from error
     return path
 
@@ -117,47 +118,49 @@ def _place() -> Path:
     """Where the library is or will be. Without a compiler, one that an earlier compiler has left for this machine."""
     sources = [path.read_bytes() for path in [*sorted(SOURCES.glob("*.h")), SOURCES / "engine.cpp"]]
     made_for = _digest(*sources, _machine().encode())
-    compiler, folder = find_compiler(), _folder()
+    compiler, folder = find_compiler(), private_folder()
     if compiler is None:
         left = sorted(folder.glob(f"native-{made_for}-*.so"))
         return left[0] if left else folder / f"native-{made_for}-none.so"
-    made_with = _digest(_version(compiler).encode(), " ".join((*compiler, *FLAGS, *MACHINE)).encode())
+    made_with = _digest(_version(compiler).encode(), " ".join((*compiler, *FLAGS, *_flags())).encode())
     return folder / f"native-{made_for}-{made_with}.so"
 
 
-def _folder() -> Path:
-    """The cache folder; where others can write to it, as to a volume that many share, one of one's own in it."""
-    folder = cache_folder()
-    return folder if _is_private(folder) else folder / f"of-{os.geteuid()}"
-
-
-def _is_private(path: Path) -> bool:
-    """Whether nobody but this user and root can have put or changed what is there; nothing there is private."""
-    try:
-        status = path.stat()
-    except OSError:
-        return True
-    if not hasattr(os, "geteuid"):  # Windows says nothing of others by these numbers
-        return True
-    return status.st_uid in (os.geteuid(), 0) and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+def _flags() -> tuple[str, ...]:
+    """What to compile with for this machine."""
+    return MACHINE if _cpu() else ()
 
 
 def _machine() -> str:
-    """What tells this CPU from others."""
+    """What tells this machine from others."""
+    return "\n".join((platform.system(), platform.machine(), platform.processor(), _cpu()))
+
+
+@cache
+def _cpu() -> str:
+    """What tells this CPU from others of its architecture; nothing where the system does not say."""
+    if platform.system() == "Windows":
+        return platform.processor()
     try:
+        if platform.system() == "Darwin":
+            return _said(SYSCTL).strip()
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        lines = []
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
     telling = ("model name", "flags", "Features", "CPU part")
-    told = sorted({line for line in lines if line.startswith(telling)})
-    return "\n".join((platform.system(), platform.machine(), platform.processor(), *told))
+    return "\n".join(sorted({line for line in lines if line.startswith(telling)}))
 
 
 def _version(compiler: Sequence[str]) -> str:
     try:
-        said = subprocess.run([*compiler, "--version"], capture_output=True, timeout=PATIENCE, check=False)
+        return _said([*compiler, "--version"])
     except (OSError, subprocess.TimeoutExpired) as error:
         raise EngineError(f"the compiler could not be run: {error}") from error
+
+
+def _said(command: Sequence[str]) -> str:
+    """What a command prints."""
+    said = subprocess.run(command, capture_output=True, timeout=PATIENCE, check=False)
     return said.stdout.decode(errors="replace")
 
 
@@ -181,6 +184,6 @@ def _is_whole(path: Path) -> bool:
         content = path.read_bytes()
     except OSError:
         return False
-    if not (_is_private(path) and _is_private(path.parent)):
+    if not (is_private(path) and is_private(path.parent)):
         return False
     return len(content) > 32 and hashlib.sha256(content[:-32]).digest() == content[-32:]

@@ -6,6 +6,8 @@ It runs what the paper's ViTs and their close relatives are made of. `reason_aga
 import ctypes
 import math
 import weakref
+from copy import deepcopy
+from functools import lru_cache
 from pathlib import Path
 
 import torch
@@ -13,10 +15,10 @@ from torch import nn
 
 from vitkit.core.errors import ConfigError
 from vitkit.core.shapes import Float, Tensor, pair
-from vitkit.engine.engine import PRECISIONS, Precision
+from vitkit.engine.engine import CPU, PRECISIONS, Precision
 from vitkit.engine.native.binding import FLOATS, LayerWeights, ModelWeights, Sizes, bind
 from vitkit.engine.native.build import EngineError, library
-from vitkit.model.attention import Attention
+from vitkit.model.config import ViTConfig
 from vitkit.model.encoder import Activation, Block, LayerScale, Mlp, SwiGlu
 from vitkit.model.heads import DistilledHead, PreLogits
 from vitkit.model.inputs import check_images
@@ -26,7 +28,6 @@ from vitkit.zoo.lookup import Model
 
 POOLING = {"class": 0, "mean": 1, "map": 2}
 ACTIVATIONS: dict[Activation, int] = {"gelu_tanh": 0, "gelu_erf": 1, "swiglu": 2}
-HEADS = (nn.Linear, DistilledHead, nn.Identity)
 MOST_IN_INT8 = (2**31 - 1) // (255 * 127)
 """Values of a patch of which the products surely add up in 32 bits. All other sums are of fewer."""
 
@@ -52,46 +53,63 @@ def _reason(model: Model, precision: Precision) -> str | None:
         "hybrids: a ResNet stands in front of the encoder": config.backbone is not None,
         "axial attention": config.block.axial,
         "relative positions, which act inside attention": model.config.positions.kind == "relative",
-        "blocks with parts that are not the model's own": not all(_is_plain(block) for block in model.blocks),
         f"patches of {values:,} values in int8": precision == "int8" and values > MOST_IN_INT8,
-        f"a head that is a {type(model.head).__name__}": type(model.head) not in HEADS,
     }
-    return next((reason for reason, holds in against.items() if holds), None)
+    if reason := next((reason for reason, holds in against.items() if holds), None):
+        return reason
+    exchanged = _exchanged(model)
+    return exchanged and f"a model whose {exchanged} is not the one that its configuration has"
 
 
-def _is_plain(block: nn.Module) -> bool:
-    """Whether a block and the layers in it are what the model was created with, and not put there since."""
-    if type(block) is not Block or type(block.attn) is not Attention or type(block.mlp) not in (Mlp, SwiGlu):
-        return False
-    layers = (block.attn.qkv, block.attn.proj, block.mlp.fc1, block.mlp.fc2)
-    return all(type(layer) is nn.Linear for layer in layers)
+def _exchanged(model: ViT) -> str | None:
+    """The first part that is not what the configuration makes it; the kernels read as many numbers as that says."""
+    found, expected = _parts(model), _parts_of(model.config)
+    return next((name for name in sorted(found | expected) if found.get(name) != expected.get(name)), None)
+
+
+def _parts(model: ViT) -> dict[str, object]:
+    """What a model is made of, by name: the class of each module, a norm's epsilon, the shape of each parameter."""
+    modules = {
+        name: (type(part), getattr(part, "eps", None))
+        for name, part in model.named_modules(remove_duplicate=False)
+        if name  # what a loaded model is itself has another name
+    }
+    return modules | {name: tensor.shape for name, tensor in model.named_parameters(remove_duplicate=False)}
+
+
+@lru_cache(maxsize=8)
+def _parts_of(config: ViTConfig) -> dict[str, object]:
+    """What a model of this configuration is made of; a start asks several times, and with H/14 it takes 50 ms."""
+    with torch.device("meta"):
+        return _parts(ViT(config))
 
 
 class NativeEngine:
     """A Vision Transformer on the native kernels; an image's answer is the same bits in whatever batch it comes.
 
-    It holds its own copy of the weights, packed: about 4 bytes a parameter in fp32, 2 in bf16 and 1 in int8. The
-    model itself is held only for what pooling by attention does in torch, and may be dropped otherwise. A change to
-    the model's weights after this is not seen. Room to work in is kept between calls: with B/16 about 8 MB a thread.
+    It holds its own copy of the weights, packed: about 4 bytes a parameter in fp32, 2 in bf16 and 1 in int8; what
+    pooling by attention does, it does in torch, with a copy too. The model may be changed, moved or dropped after this:
+    the engine does not see it. Room to work in is kept between calls: with B/16 about 8 MB a thread.
 
     In bf16 and int8 the residual stream, LayerNorm, softmax, GELU and the head are still float32. int8 has a scale for
     each output of a layer, and for each token a range that is found as it comes: no calibration is needed.
     """
 
     def __init__(
-        self, model: ViT, *, precision: Precision = "fp32", threads: int | None = None, compiled: Path | None = None
+        self, model: Model, *, precision: Precision = "fp32", threads: int | None = None, compiled: Path | None = None
     ) -> None:
         if reason := reason_against(model, precision):
             raise ConfigError(reason)
+        assert isinstance(model, ViT)
         if threads is not None and threads < 1:
             raise ConfigError("an engine has at least one thread", got=threads)
         self.config, self.precision, self.threads = model.config, precision, threads
         self._library = bind(compiled or library())
-        self._pooling = model if model.config.pooling == "map" else None
         with torch.no_grad():
             self._engine = _packed(self._library, model, precision)
         self._finalizer = weakref.finalize(self, self._library.vitkit_destroy, self._engine)
         self._finalizer.atexit = False  # a daemon thread may still be running it then, and the process ends anyway
+        self._pooling = _Pooling(model) if model.config.pooling == "map" else None
 
     @property
     def name(self) -> str:
@@ -122,7 +140,7 @@ class NativeEngine:
         if self._pooling is not None:
             tokens = torch.empty(batch, config.prefix + config.patches, config.width)
             self._call(images, tokens=tokens)
-            return _pooled(self._pooling, tokens)
+            return self._pooling(tokens)
         features = torch.empty(batch, config.features)
         logits = torch.empty(batch, config.classes) if wants_logits and config.classes else None
         self._call(images, features=features, logits=logits)
@@ -156,19 +174,26 @@ def native(model: Model, *, precision: Precision = "fp32", threads: int | None =
     >>> bool((logits - model(images)).abs().max() < 1e-4)
     True
     """
-    if reason := reason_against(model, precision):
-        raise ConfigError(reason)
-    assert isinstance(model, ViT)
     return NativeEngine(model, precision=precision, threads=threads)
 
 
-def _pooled(model: ViT, tokens: Float[Tensor, "B L D"]) -> tuple[Tensor, Tensor]:
-    """Features and logits by attention pooling, an image at a time: in torch, a batch of others changes last bits."""
-    assert model.attn_pool is not None
-    features = [model.pre_logits(model.fc_norm(model.attn_pool(image[None])).flatten(1)) for image in tokens]
-    if not features:
-        return torch.empty(0, model.config.features), torch.empty(0, model.config.classes)
-    return torch.cat(features), torch.cat([model.head(feature) for feature in features])
+class _Pooling:
+    """A copy of what comes after the encoder where attention pools, in evaluation, in float32 on the CPU."""
+
+    def __init__(self, model: ViT) -> None:
+        assert model.attn_pool is not None
+        self.config = model.config
+        self.probe, self.norm, self.pre_logits, self.head = (
+            deepcopy(part).to(CPU, torch.float32).eval()
+            for part in (model.attn_pool, model.fc_norm, model.pre_logits, model.head)
+        )
+
+    def __call__(self, tokens: Float[Tensor, "B L D"]) -> tuple[Tensor, Tensor]:
+        """Features and logits, an image at a time: in torch, a batch of others changes last bits."""
+        features = [self.pre_logits(self.norm(self.probe(image[None]))) for image in tokens]
+        if not features:
+            return torch.empty(0, self.config.features), torch.empty(0, self.config.classes)
+        return torch.cat(features), torch.cat([self.head(feature) for feature in features])
 
 
 class _Numbers:

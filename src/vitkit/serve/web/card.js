@@ -1,6 +1,6 @@
 // A file goes in; its card comes out: the picture, and a side for each model that is asked about it.
 
-import { byLabel, make, percent, say } from "./elements.js";
+import { byLabel, make, mend, percent, say } from "./elements.js";
 import { Side } from "./side.js";
 
 const LONGEST = 640; // of a shown picture; the server gets the file as it is
@@ -34,13 +34,16 @@ export class Card {
   ask(models) {
     this.shown = models.map((model) => {
       const side = this.sides.get(model.name) ?? new Side(this, model);
+      if (!side.answer) side.model = model; // a server that came back may know it in another size
       if (!this.sides.has(model.name)) {
         this.sides.set(model.name, side);
         side.start();
       }
       return side;
     });
-    this.body.replaceChildren(...this.shown.map((side) => side.element));
+    mend(this.body, models.length
+      ? this.shown.map((side) => side.element)
+      : [make("p", { class: "state working" }, "waiting for the models")]);
     this.element.classList.toggle("two", models.length > 1);
     this.compare();
     this.show();
@@ -97,8 +100,8 @@ export class Card {
       const [one, two] = [first, second].map((side) => side.answer.predictions);
       const same = one[0].label === two[0].label;
       const theirs = byLabel(two);
-      const differences = one.filter((each) => theirs.has(each.label))
-        .map((each) => Math.abs(each.probability - theirs.get(each.label)));
+      const differences = [...byLabel(one)].filter(([label]) => theirs.has(label))
+        .map(([label, probability]) => Math.abs(probability - theirs.get(label)));
       this.verdict = { same, largest: Math.max(0, ...differences), comparable: differences.length > 0 };
       this.badge.className = `badge ${same ? "agrees" : "differs"}`;
       this.badge.replaceChildren(same ? "Both say " : "They differ: ", make("b", {}, one[0].label),

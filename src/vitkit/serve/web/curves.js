@@ -1,6 +1,6 @@
 // Series of numbers by step go in; a chart comes out that can be read with the pointer and with the arrow keys.
 
-import { drawn, make, number, percent } from "./elements.js";
+import { drawn, make, number, percent, say } from "./elements.js";
 
 const MARGIN = { left: 52, right: 14, top: 10, bottom: 26 };
 
@@ -59,6 +59,8 @@ function nearest(steps, wanted) {
 
 export const written = (value, { share }) => (share ? percent(value) : number(value));
 
+const titled = ({ name, held }) => `${name}${held ? ", held out" : ""}`;
+
 export class Chart {
   constructor(title, { share = false } = {}) {
     this.title = title;
@@ -66,7 +68,10 @@ export class Chart {
     this.series = [];
     this.step = null;
     this.readout = make("span", { class: "readout" });
-    this.box = make("div", { class: "plot", tabindex: "0", role: "img", "aria-label": title });
+    // An application: a screen reader keeps the arrow keys of a mere picture to itself.
+    this.box = make("div", {
+      class: "plot", tabindex: "0", role: "application", "aria-roledescription": "chart", "aria-label": title,
+    });
     const caption = make("figcaption", {}, make("b", {}, title), this.readout);
     this.element = make("figure", { class: "chart" }, caption, this.box);
     this.box.addEventListener("pointermove", (event) => this.read(this.stepAt(event)));
@@ -108,8 +113,7 @@ export class Chart {
     this.cursor = drawn("g");
     this.box.replaceChildren(drawn("svg", { viewBox: `0 0 ${width} ${height}`, width, height, "aria-hidden": "true" },
       this.axes(low, high), lines.flatMap((each) => this.curve(each)), this.cursor));
-    this.box.setAttribute("aria-label", this.summary());
-    if (this.step !== null) this.read(this.step, false);
+    this.read(this.step, false);
   }
 
   // The range of the vertical axis. A few wild values at a curve's start must not press the rest of it flat.
@@ -172,7 +176,7 @@ export class Chart {
     const outside = direction > 0 ? -1 : steps.length;
     const place = (this.step === null ? outside : nearest(steps, this.step)) + direction * (event.shiftKey ? 10 : 1);
     this.read(steps[Math.min(Math.max(place, 0), steps.length - 1)]);
-    this.box.setAttribute("aria-label", this.readout.textContent);
+    say(this.box.getAttribute("aria-label"));
   }
 
   // Say what every curve has at a step; whoever listens is told the step, so that all charts show the same one.
@@ -182,11 +186,12 @@ export class Chart {
     if (!this.cursor) return;
     this.cursor.replaceChildren();
     this.readout.replaceChildren();
-    if (step === null || !this.series.length) return;
-    const found = this.series.map((each) => {
+    const found = step === null ? [] : this.series.map((each) => {
       const place = nearest(each.steps, step);
       return { ...each, at: each.steps[place], value: each.values[place] };
     });
+    this.box.setAttribute("aria-label", found.length ? this.sentence(found) : this.summary());
+    if (!found.length) return;
     const x = this.x(found[0].at);
     const bottom = this.size.height - MARGIN.bottom;
     this.cursor.append(drawn("line", { class: "hair", x1: x, x2: x, y1: MARGIN.top, y2: bottom }),
@@ -196,10 +201,18 @@ export class Chart {
         `${each.held ? "held out " : ""}${written(each.value, this)}`)));
   }
 
+  // What is read at a step, for those who do not see it. A curve that has no value there tells its nearest step.
+  sentence(found) {
+    const [{ at }] = found;
+    const told = found.map((each) =>
+      `${titled(each)}: ${written(each.value, this)}${each.at === at ? "" : ` at step ${each.at}`}`);
+    return `${this.title}, step ${at}. ${told.join("; ")}.`;
+  }
+
   summary() {
     const told = this.series.map((each) => {
       const ends = [0, -1].map((place) => `${written(each.values.at(place), this)} at step ${each.steps.at(place)}`);
-      return `${each.name}${each.held ? ", held out" : ""}: from ${ends[0]} to ${ends[1]}`;
+      return `${titled(each)}: from ${ends[0]} to ${ends[1]}`;
     });
     return `${this.title}. ${told.join("; ")}. Arrow keys read it step by step.`;
   }

@@ -6,6 +6,10 @@ import { ask } from "./server.js";
 const METHODS = ["get", "post", "put", "patch", "delete"];
 const KINDS = { string: "text", number: "number", integer: "integer", boolean: "true | false", null: "null" };
 const DEEPEST = 6;
+// A whole photo is too long for an argument, so the JSON goes in by the standard input.
+const INFERENCE = `<<END
+{"inputs": [{"name": "image", "datatype": "BYTES", "shape": [1], "data": ["$(base64 < photo.jpg | tr -d '\\n')"]}]}
+END`;
 
 let description = {};
 
@@ -42,16 +46,18 @@ function object(schema, depth) {
   return `{\n${lines.join(",\n")}\n${"  ".repeat(depth)}}`;
 }
 
-function curl(method, path, operation) {
+function curl(path, operation) {
   const place = path.replace(/^\//, "").replace(/\{(\w+)\}/g, (_, name) => name.toUpperCase());
   const parts = [`curl '${new URL(place, new URL("./", location.href)).href}'`];
-  const kinds = Object.keys(resolved(operation.requestBody).content ?? {});
-  if (method === "post" && kinds.some((kind) => !kind.endsWith("json"))) {
-    parts.push("-H 'Content-Type: application/octet-stream' --data-binary @photo.jpg");
-  } else if (method === "post") {
-    parts.push("-H 'Content-Type: application/json' -d @request.json");
-  }
   if (sessionStorage.length) parts.push('-H "Authorization: Bearer $VITKIT_TOKEN"'); // this server asked for one
+  const [kind] = Object.keys(resolved(operation.requestBody).content ?? {}); // the first is the usual one
+  if (path.endsWith("/infer")) {
+    parts.push(`-H 'Content-Type: application/json' -d @- ${INFERENCE}`);
+  } else if (kind?.endsWith("json")) {
+    parts.push("-H 'Content-Type: application/json' -d @request.json");
+  } else if (kind) {
+    parts.push("-H 'Content-Type: application/octet-stream' --data-binary @photo.jpg");
+  }
   return parts.join(" \\\n  ");
 }
 
@@ -101,7 +107,7 @@ function route(path, method, operation) {
       make("span", { class: "summary" }, operation.summary ?? "")),
     make("div", { class: "inside" },
       told && make("p", {}, operation.description),
-      make("pre", { tabindex: "0", class: "curl" }, curl(method, path, operation)),
+      make("pre", { tabindex: "0", class: "curl" }, curl(path, operation)),
       parameters(operation),
       body.content && make("h3", {}, "Body"),
       body.description && make("p", {}, body.description),

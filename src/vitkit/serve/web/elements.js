@@ -17,6 +17,16 @@ export const make = (tag, attributes = {}, ...children) => filled(document.creat
 export const drawn = (tag, attributes = {}, ...children) =>
   filled(document.createElementNS(SVG, tag), attributes, children);
 
+// Put these in the place of an element's children. What is there already stays as it is, and keeps the focus.
+export function mend(place, wanted) {
+  wanted.forEach((child, at) => {
+    const there = place.children[at];
+    if (!there) place.append(child);
+    else if (!there.isEqualNode(child)) there.replaceWith(child);
+  });
+  while (place.children.length > wanted.length) place.lastElementChild.remove();
+}
+
 export const find = (id) => document.getElementById(id);
 
 // 0.7431 → "74.3 %"; what is not nothing does not look like nothing.

@@ -20,7 +20,7 @@ let turn = 0; // of choosing: what a later choice has overtaken counts no more
 export async function startImages() {
   startView();
   onView(() => { for (const card of cards) card.look(); });
-  startIntake(take, complain);
+  startIntake(take, (text) => { comeForward(); complain(text); });
   find("clear").addEventListener("click", () => {
     for (const card of [...cards]) {
       card.stop.abort();
@@ -31,24 +31,45 @@ export async function startImages() {
   await begin();
 }
 
-// The list of models, however long the server takes to have one.
+// The list of models, however long the server takes to have one; anew when it was gone, for it may have others now.
 async function begin() {
   try {
     listed = await server.models({ waiting: () => tellHealth("asking", "loading its models …") });
   } catch (error) {
     const closed = error.status === 401;
     tellHealth("gone", closed ? "a token is needed: load the page again to give it" : error.message);
-    if (!closed) setTimeout(begin, AGAIN);
+    if (!closed) later(begin);
     return;
   }
+  if (lost) complain("");
+  lost = false;
+  known.clear();
+  offer();
+  await choose();
+  for (const card of cards) card.retry();
+  if (!lost) watch();
+}
+
+function later(what, after = AGAIN) {
+  clearTimeout(timer);
+  timer = setTimeout(what, after);
+}
+
+// The names to choose from; what was chosen stays chosen while there is one of that name.
+function offer() {
+  const boxes = ["model", "second"].map((id) => [find(id), find(id).value]);
   const options = () => listed.map((model) => make("option", { value: model.name }, model.name));
   find("model").replaceChildren(...options());
   find("second").replaceChildren(make("option", { value: "" }, "no other"), ...options());
-  find("model").disabled = listed.length < 2;
-  find("second").disabled = listed.length < 2;
+  for (const [box, before] of boxes) {
+    if (listed.some((model) => model.name === before)) box.value = before;
+    box.disabled = listed.length < 2;
+  }
   find("second").closest("label").hidden = listed.length < 2;
-  await choose();
-  watch();
+  const none = !listed.length;
+  find("no-models").hidden = !none;
+  for (const part of [find("drop"), find("model").closest(".panel")]) part.hidden = none;
+  if (none && !location.hash && !cards.size) location.replace("#training"); // there is nothing else to see
 }
 
 async function choose() {
@@ -62,7 +83,9 @@ async function choose() {
     if (own !== turn) return;
     asked = found;
   } catch (error) {
+    if (own !== turn) return;
     complain(`${error.message} ${error.hint ?? ""}`);
+    miss(error);
     return;
   }
   find("facts").replaceChildren(...asked.map(facts));
@@ -97,7 +120,17 @@ function agreement({ agreement: measured, agreed }) {
   return make("span", { class: "measured" }, ` · against fp32: ${words}`);
 }
 
+// What is given in the other view, by a drop or the clipboard, is seen in this one.
+function comeForward() {
+  if (find("images-view").hidden) location.hash = "#images";
+}
+
 function take(files) {
+  comeForward();
+  if (!find("no-models").hidden) {
+    say(find("no-models").textContent);
+    return;
+  }
   const room = MOST - cards.size;
   const many = `This page shows ${MOST} images at a time, so ${files.length - room} were left out.`;
   complain(files.length > room ? `${many} For more there is vitkit predict.` : "");
@@ -105,7 +138,7 @@ function take(files) {
   for (const card of added) {
     cards.add(card);
     find("cards").append(card.element);
-    if (asked.length) card.ask(asked);
+    card.ask(asked);
   }
   arrange();
   if (added.length) say(`${counted(added.length, "image")} added.`);
@@ -139,13 +172,16 @@ const complain = (text) => {
 };
 
 function changed(card, refusal) {
-  if (refusal?.gone && !lost) {
-    lost = true;
-    tellHealth("gone", "the server does not answer");
-    clearTimeout(timer);
-    timer = setTimeout(watch, AGAIN);
-  }
+  if (refusal) miss(refusal);
   judge();
+}
+
+// The server is gone, or does not know a model of its own list, for it was started anew: look out for it.
+function miss({ gone, status }) {
+  if (lost || !(gone || status === 404)) return;
+  lost = true;
+  if (gone) tellHealth("gone", "the server does not answer");
+  later(watch);
 }
 
 // What the second model, or another precision of the same, changes over all images.
@@ -169,16 +205,16 @@ function judge() {
 async function watch() {
   clearTimeout(timer);
   const there = await server.ready();
-  if (there) {
-    tellHealth("ready", "ready");
-    if (lost) for (const card of cards) card.retry();
-    lost = false;
-    timer = setTimeout(watch, 10 * AGAIN);
+  if (there && lost) {
+    begin();
+  } else if (there) {
+    tellHealth("ready", listed.length ? "ready" : "ready, without models");
+    later(watch, 10 * AGAIN);
   } else {
     lost = true;
     const alive = await server.live();
     tellHealth(alive ? "asking" : "gone", alive ? "loading its models …" : "the server does not answer");
-    timer = setTimeout(watch, AGAIN);
+    later(watch);
   }
 }
 

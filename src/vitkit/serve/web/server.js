@@ -25,7 +25,7 @@ const WORDS = {
   408: "The image took too long to arrive.",
   413: "The file is larger than this server takes.",
   415: "The server does not take this kind of file.",
-  422: "This is not an image that can be read.",
+  422: "The server cannot take this image.",
   429: "The server is busy.",
   500: "The server failed on this image.",
   502: "The server cannot be reached through its proxy.",

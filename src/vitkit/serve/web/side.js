@@ -89,11 +89,12 @@ export class Side {
     const theirs = other && byLabel(other.predictions);
     const shown = this.answer.predictions.slice(0, SHOWN);
     const rows = shown.map(({ label, probability }, place) => {
+      const first = shown.findIndex((each) => each.label === label) === place; // of two classes of one name
       const bar = make("span", { class: "fill" });
       bar.style.width = `${100 * probability}%`;
       const before = theirs?.get(label);
       const change = theirs && make("span", { class: "change", title: "points of a hundred, against the first model" },
-        before === undefined ? "–" : points(probability - before));
+        before === undefined || !first ? "–" : points(probability - before));
       return make("li", { class: place === 0 && shared !== null ? (shared ? "agrees" : "differs") : null },
         make("span", { class: "label" }, label),
         make("span", { class: "numbers" }, change || "", make("span", { class: "share" }, percent(probability))),

@@ -1,7 +1,7 @@
 // A server that shows runs goes in; their list and their curves come out, and grow while the runs do.
 
 import { Chart, written } from "./curves.js";
-import { counted, find, make, percent } from "./elements.js";
+import { counted, find, make, mend, percent } from "./elements.js";
 import * as server from "./server.js";
 
 const EVERY = 2000;
@@ -10,7 +10,7 @@ const COLOURS = 6;
 const USUAL = [["Loss", "loss"], ["Accuracy", "top1"], ["Learning rate", "lr"]];
 const NO_CURVES = new Set(["step", "epoch", ...USUAL.map(([, key]) => key)]);
 
-const logs = new Map(); // name → {records, state, summary, colour}
+const logs = new Map(); // name → {records, keys, state, summary, colour}
 const charts = new Map();
 const rest = make("details", { class: "more" }, make("summary", {}, "More curves"));
 let listed = [];
@@ -19,10 +19,10 @@ let timer = 0;
 let touched = false; // the user has chosen which runs to see
 
 export function showTraining(on) {
-  const begins = on && !showing;
+  if (on === showing) return; // the way back from the skip link leads to what is shown already
   showing = on;
   clearTimeout(timer);
-  if (begins) poll();
+  if (on) poll();
 }
 
 for (const id of ["smooth", "logarithmic"]) find(id).addEventListener("change", () => plot());
@@ -34,6 +34,7 @@ async function poll() {
   try {
     const answer = await server.runs();
     listed = answer.runs;
+    for (const name of logs.keys()) if (!listed.some((run) => run.name === name)) logs.delete(name);
     if (!touched && !logs.size && listed.length) {
       choose((listed.find((run) => run.state === "running") ?? listed[0]).name, true);
     }
@@ -60,11 +61,21 @@ function note(text) {
   document.querySelector(".training").hidden = !listed.length;
 }
 
-// Ask only for what is new. The last step is asked for again, because its evaluation is logged later than its loss.
+// What a run has logged since; whoever asks while that is on its way waits for the same answer.
 async function follow(name) {
   const log = logs.get(name);
   const current = listed.find((run) => run.name === name);
   if (!log || !current || (log.state === "done" && current.state === "done" && log.whole)) return;
+  log.coming ??= grow(name, log).finally(() => { log.coming = null; });
+  try {
+    await log.coming;
+  } catch (error) {
+    if (error.status !== 404) throw error; // a run that was removed just now is no longer in the next list
+  }
+}
+
+// Ask only for what is new. The last step is asked for again, because its evaluation is logged later than its loss.
+async function grow(name, log) {
   for (;;) {
     const last = log.records.at(-1)?.step ?? 0;
     const answer = await server.run(name, log.records.length ? last - 1 : -1);
@@ -72,9 +83,13 @@ async function follow(name) {
     const has = answer.records.find((record) => record.step === last);
     if (had && JSON.stringify(had) !== JSON.stringify(has)) { // another run, or one that went back
       log.records = [];
+      log.keys.clear();
       continue;
     }
     log.records = log.records.filter((record) => record.step < last).concat(answer.records);
+    for (const [key, found] of answer.records.flatMap(Object.entries)) {
+      if (Number.isFinite(value(found))) log.keys.add(key);
+    }
     const { state, summary, steps, damaged, more } = answer;
     Object.assign(log, { state, summary, steps, damaged, whole: !more });
     if (!more || answer.records.length < 2) return;
@@ -88,7 +103,8 @@ function choose(name, on) {
   }
   const taken = new Set([...logs.values()].map((log) => log.colour));
   const free = Array.from({ length: COLOURS }, (_, colour) => colour).find((colour) => !taken.has(colour));
-  logs.set(name, { records: [], state: "", summary: null, colour: free ?? logs.size % COLOURS });
+  const colour = free ?? logs.size % COLOURS;
+  logs.set(name, { records: [], keys: new Set(), state: "", summary: null, colour, coming: null });
 }
 
 function ago(seconds) {
@@ -99,13 +115,13 @@ function ago(seconds) {
   return `${counted(Math.round(seconds / 86400), "day")} ago`;
 }
 
-// The list is mended rather than made anew, so that the focus stays where it is.
+// The list is mended rather than made anew, so that the focus stays where it is. A new run comes in at its place.
 function list(now) {
   const place = find("runs");
   const rows = new Map([...place.children].map((row) => [row.dataset.name, row]));
-  for (const run of listed) {
-    const row = rows.get(run.name) ?? entry(run.name);
-    rows.delete(run.name);
+  for (const [name, row] of rows) if (!listed.some((run) => run.name === name)) row.remove();
+  listed.forEach((run, at) => {
+    const row = rows.get(run.name) ?? place.insertBefore(entry(run.name), place.children[at] ?? null);
     mark(row, run.name);
     row.querySelector(".run-state").textContent = run.state;
     row.querySelector(".run-state").dataset.state = run.state;
@@ -114,9 +130,7 @@ function list(now) {
     row.querySelector(".step").textContent = `${far} · ${ago(now - run.updated)}`;
     const share = run.steps ? Math.min(run.step / run.steps, 1) : 0;
     row.querySelector(".fill").style.width = `${100 * (run.state === "done" ? 1 : share)}%`;
-    if (row.parentElement !== place) place.append(row);
-  }
-  for (const gone of rows.values()) gone.remove();
+  });
 }
 
 // A run that is shown has the colour of its curves.
@@ -162,11 +176,9 @@ function series(key) {
   return found;
 }
 
-// The names of all other numbers that were logged; the first and the last lines have them all.
+// The names of all other numbers that were logged.
 function others() {
-  const ends = [...logs.values()].flatMap(({ records }) => [...records.slice(0, 50), ...records.slice(-50)]);
-  const keys = ends.flatMap((record) => Object.entries(record))
-    .filter(([, found]) => Number.isFinite(value(found))).map(([key]) => key.replace(/^val_/, ""));
+  const keys = [...logs.values()].flatMap((log) => [...log.keys]).map((key) => key.replace(/^val_/, ""));
   return [...new Set(keys)].filter((key) => !NO_CURVES.has(key)).sort();
 }
 
@@ -202,29 +214,36 @@ function plot() {
   latest();
 }
 
-// The last numbers as a table: the curves for those who do not see them, and the result where there is one.
+// The last numbers as a table: the curves for those who do not see them, and the result where there is one. It stays
+// where it is while the numbers change, and with it the focus, how far it is scrolled, and a screen reader's place.
+const HEADS = ["Run", "Loss", "held out", "Accuracy", "held out", "Judged"];
+const numbers = make("tbody");
+const table = make("div", { class: "scroll", tabindex: "0", role: "group", "aria-label": "The last numbers" },
+  make("table", {},
+    make("thead", {}, make("tr", {}, HEADS.map((text) => make("th", { scope: "col" }, text)))), numbers));
+const none = make("p", { class: "small", hidden: true }, "Choose a run to see its curves.");
+const unread = make("p", { class: "small warning", hidden: true });
+
 function latest() {
-  const rows = [...logs].map(([name, { records, summary, colour }]) => {
-    const last = (field, share) => {
-      const found = value(records.findLast((record) => field in record)?.[field]);
-      return found === undefined ? "–" : written(found, { share });
-    };
-    const judged = summary?.result?.top1;
-    const numbers = [last("loss"), last("val_loss"), last("top1", true), last("val_top1", true),
-      typeof judged === "number" ? percent(judged) : "–"];
-    return make("tr", {}, make("th", { scope: "row" }, make("i", { class: `s${colour}` }), name),
-      numbers.map((text) => make("td", {}, text)));
-  });
-  if (!rows.length) {
-    find("latest").replaceChildren(make("p", { class: "small" }, "Choose a run to see its curves."));
-    return;
-  }
-  const heads = ["Run", "Loss", "held out", "Accuracy", "held out", "Judged"];
-  const table = make("table", {},
-    make("thead", {}, make("tr", {}, heads.map((text) => make("th", { scope: "col" }, text)))),
-    make("tbody", {}, rows));
+  if (!table.isConnected) find("latest").append(none, table, unread);
+  while (numbers.children.length < logs.size) numbers.append(make("tr"));
+  while (numbers.children.length > logs.size) numbers.lastElementChild.remove();
+  [...logs].forEach(([name, log], at) => mend(numbers.children[at], cells(name, log)));
+  table.hidden = !logs.size;
+  none.hidden = Boolean(logs.size);
   const damaged = [...logs.values()].reduce((sum, log) => sum + (log.damaged ?? 0), 0);
-  find("latest").replaceChildren(
-    make("div", { class: "scroll", tabindex: "0", role: "group", "aria-label": "The last numbers" }, table),
-    damaged ? make("p", { class: "small warning" }, `${counted(damaged, "line")} of the logs could not be read.`) : "");
+  unread.hidden = !damaged;
+  unread.textContent = `${counted(damaged, "line")} of the logs could not be read.`;
+}
+
+function cells(name, { records, summary, colour }) {
+  const last = (field, share) => {
+    const found = value(records.findLast((record) => field in record)?.[field]);
+    return found === undefined ? "–" : written(found, { share });
+  };
+  const judged = summary?.result?.top1;
+  const texts = [last("loss"), last("val_loss"), last("top1", true), last("val_top1", true),
+    typeof judged === "number" ? percent(judged) : "–"];
+  return [make("th", { scope: "row" }, make("i", { class: `s${colour}` }), name),
+    ...texts.map((text) => make("td", {}, text))];
 }

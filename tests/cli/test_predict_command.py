@@ -4,9 +4,13 @@ import csv
 import json
 import os
 import re
+import shutil
 import signal
+import subprocess
 import sys
 import tarfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +20,7 @@ from cli.tiny_runs import Shell, assigned, photos
 import vitkit
 from vitkit.cli.main import main
 from vitkit.engine import choose
-from vitkit.predict import stream
+from vitkit.predict import stream, tables
 
 SHAPE = {
     "model.name": "Ti/16",
@@ -154,10 +158,171 @@ def test_a_finished_command_says_so_and_changes_nothing(shell: Shell) -> None:
     assert Path("answers.csv").stat().st_mtime_ns == before
 
 
-def test_an_interrupted_command_with_another_question_begins_anew(shell: Shell) -> None:
-    Path("answers.jsonl.partial").write_bytes(b'{"model": "other"}\n{"file": "x"}\n')
+class KilledError(BaseException):
+    """What nobody expects, and nobody handles."""
+
+
+class Interrupter:
+    """Lets `vitkit predict run photos --out FILE` be killed after its first batch of two."""
+
+    def __init__(self, shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.shell, self.monkeypatch = shell, monkeypatch
+
+    def __call__(self, model: str, out: str) -> None:
+        computed, asked = stream.computed, []
+
+        def killed(*arguments: Any) -> Any:
+            asked.append(1)
+            if len(asked) == 2:
+                raise KilledError
+            return computed(*arguments)
+
+        with self.monkeypatch.context() as patch:
+            patch.setattr(stream, "computed", killed)
+            with pytest.raises(KilledError):
+                self.shell("predict", model, "photos", "--out", out, "--batch-size", 2, "--workers", 0)
+
+
+@pytest.fixture
+def interrupted(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> Interrupter:
+    return Interrupter(shell, monkeypatch)
+
+
+def test_answers_of_another_question_are_not_gone_on_with_and_not_lost(shell: Shell, interrupted: Interrupter) -> None:
+    interrupted("run", "answers.jsonl")
+    before = Path("answers.jsonl.partial").read_bytes()
+    said = shell("predict", "run", "photos", "--out", "answers.jsonl", "--top", 1)
+    assert (said.code, len(said.errors), len(said.hints)) == (1, 1, 1)
+    assert "answers.jsonl.partial is there already, and answers another question" in said.errors[0]
+    assert Path("answers.jsonl.partial").read_bytes() == before
+    assert "going on after 2 of 12 images" in shell("predict", "run", "photos", "--out", "answers.jsonl").talk
+
+
+@pytest.mark.parametrize("left", [b"", b'{"asked": {"mod', b'{"asked": {}, "seen": {}}\n', b'{"asked": {}}\n{"file'])
+def test_where_no_answer_is_lost_another_question_begins_anew(shell: Shell, left: bytes) -> None:
+    Path("answers.jsonl.partial").write_bytes(left)
     assert shell("predict", "run", "photos", "--out", "answers.jsonl").code == 0
     assert len(lines(Path("answers.jsonl").read_text())) == 12
+
+
+@pytest.mark.parametrize("change", ["added", "removed", "renamed"])
+def test_changed_images_are_noticed(shell: Shell, interrupted: Interrupter, change: str) -> None:
+    assert shell("predict", "run", "photos", "--out", "done.jsonl").code == 0
+    interrupted("run", "begun.jsonl")
+    if change == "added":
+        shutil.copy("photos/cat/00.png", "photos/cat/000.png")
+    elif change == "removed":
+        Path("photos/dog/05.png").unlink()
+    else:
+        Path("photos/dog/05.png").rename("photos/dog/05 again.png")
+    for name, file in (("done.jsonl", "done.jsonl"), ("begun.jsonl", "begun.jsonl.partial")):
+        before = Path(file).read_bytes()
+        said = shell("predict", "run", "photos", "--out", name)
+        assert (said.code, len(said.hints)) == (1, 1)
+        assert f"{file} is there already, and the images changed since" in said.errors[0]
+        assert Path(file).read_bytes() == before
+
+
+def test_changed_weights_are_noticed(shell: Shell, interrupted: Interrupter) -> None:
+    model = vitkit.load("run")
+    vitkit.save(model, "model")
+    assert shell("predict", "model", "photos", "--out", "done.jsonl").code == 0
+    interrupted("model", "begun.jsonl")
+    vitkit.save(model, "model")  # the same ones again
+    assert "done already" in shell("predict", "model", "photos", "--out", "done.jsonl").talk
+    model.head.weight.data += 1.0
+    vitkit.save(model, "model")
+    for name, file in (("done.jsonl", "done.jsonl"), ("begun.jsonl", "begun.jsonl.partial")):
+        said = shell("predict", "model", "photos", "--out", name)
+        assert said.code == 1
+        assert f"{file} is there already, and the weights changed since" in said.errors[0]
+
+
+def test_files_of_answers_from_before_there_were_marks_are_still_done(shell: Shell) -> None:
+    shell("predict", "run", "photos", "--out", "answers.jsonl")
+    about = json.loads(Path("answers.jsonl.json").read_text())
+    assert about.pop("seen").keys() == {"images", "weights"}
+    Path("answers.jsonl.json").write_text(json.dumps(about))
+    assert "done already" in shell("predict", "run", "photos", "--out", "answers.jsonl").talk
+
+
+@pytest.mark.parametrize("moment", ["before what is known of them", "before their file", "before what is left over"])
+def test_a_kill_while_the_file_is_finished_costs_nothing(
+    shell: Shell, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    shell("predict", "run", "photos", "--out", "whole.jsonl")
+
+    def killed(*_: object) -> None:
+        raise KilledError
+
+    @contextmanager
+    def never_named(path: Path) -> Iterator[Path]:
+        yield path.with_name("aside")
+        raise KilledError
+
+    with monkeypatch.context() as patch:
+        if moment == "before what is known of them":
+            patch.setattr(tables, "write_text", killed)
+        elif moment == "before their file":
+            patch.setattr(tables, "written_aside", never_named)
+        else:
+            patch.setattr(Path, "unlink", lambda path, **_: killed() if path.suffix == ".partial" else None)
+        with pytest.raises(KilledError):
+            shell("predict", "run", "photos", "--out", "cut.jsonl")
+    assert Path("cut.jsonl.partial").exists()
+    again = shell("predict", "run", "photos", "--out", "cut.jsonl")
+    assert again.code == 0
+    assert Path("cut.jsonl").read_bytes() == Path("whole.jsonl").read_bytes()
+    assert not Path("cut.jsonl.partial").exists()
+    assert "done already" in shell("predict", "run", "photos", "--out", "cut.jsonl").talk
+
+
+HOLDING = """
+import fcntl, sys
+with open("answers.csv.partial", "ab+") as file:
+    fcntl.lockf(file, fcntl.LOCK_EX)
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_two_processes_do_not_write_one_file(shell: Shell, interrupted: Interrupter) -> None:
+    pytest.importorskip("fcntl", reason="this system has no such locks")
+    interrupted("run", "answers.csv")
+    before = Path("answers.csv.partial").read_bytes()
+    with subprocess.Popen([sys.executable, "-c", HOLDING], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == b"held\n"
+        said = shell("predict", "run", "photos", "--out", "answers.csv")
+        assert (said.code, len(said.hints)) == (1, 1)
+        assert "another process is writing answers.csv.partial" in said.errors[0]
+        assert Path("answers.csv.partial").read_bytes() == before
+        other.communicate(timeout=60)
+    assert shell("predict", "run", "photos", "--out", "answers.csv").code == 0
+
+
+@pytest.mark.parametrize("options", [(), ("--features", "--top", 1)])
+def test_the_csv_parts_of_several_processes_have_the_same_columns(
+    shell: Shell, monkeypatch: pytest.MonkeyPatch, options: tuple[object, ...]
+) -> None:
+    for path in Path("photos/cat").iterdir():
+        path.write_bytes(b"no picture")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    for rank in range(2):
+        monkeypatch.setenv("RANK", str(rank))
+        assert shell("predict", "run", "photos", "--out", "part.csv", *options).code == 0
+    rows: list[list[list[str]]] = []
+    for rank in range(2):
+        with Path(f"part-{rank:05}-of-00002.csv").open(encoding="utf-8", newline="") as file:
+            rows.append(list(csv.reader(file)))
+    classes, features = (1, 16) if options else (2, 0)
+    names = [f"{what}_{number + 1}" for number in range(classes) for what in ("label", "probability")]
+    head = ["file", *names, *(f"feature_{number}" for number in range(features)), "error"]
+    assert rows[0][0] == rows[1][0] == head
+    assert {len(row) for part in rows for row in part} == {len(head)}
+    assert [[bool(row[1]), bool(row[-1])] for part in rows for row in part[1:]] == [[False, True]] * 6 + [
+        [True, False]
+    ] * 6
 
 
 def test_the_parts_of_several_processes_are_the_whole(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import textwrap
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from vitkit.data.augment import AugmentConfig
 from vitkit.data.loader import (
     Batch,
     Batches,
+    InOrder,
     Position,
     Share,
     Stream,
@@ -183,6 +185,39 @@ def test_evaluation_sees_every_image_once_and_in_order(ranks) -> None:
     assert labels.tolist() == SMALL.labels.tolist()
     pixels = torch.cat([seen[number].pixels for number in sorted(seen)])
     assert torch.equal(pixels[:, 0], torch.from_numpy(np.stack([SMALL.content(index) for index in range(23)])))
+
+
+def test_the_order_of_any_number_of_images_takes_no_memory() -> None:
+    indices = InOrder(size=10**12 + 1, batch_size=4, rank=1, ranks=2)
+    assert len(indices) == 125_000_000_000
+    assert next(iter(indices)) == [4, 5, 6, 7]
+
+
+class Many(Source):
+    """More images than there are."""
+
+    kind, classes = "many", ()
+
+    def __init__(self, count: int) -> None:
+        self.labels = np.zeros(count, dtype=np.int64)
+
+    def name(self, index: int) -> str:
+        return f"{index:06}"
+
+    def content(self, index: int) -> Content:
+        return np.zeros((8, 8), dtype=np.uint8)
+
+
+def test_a_part_of_many_images_is_held_as_numbers() -> None:
+    source, count = Many(300_000), 200_000
+    tracemalloc.start()
+    try:
+        part = Subset(source, range(50_000, 50_000 + count))
+        most = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert (len(part), part.name(1)) == (count, "050001")
+    assert most < 32 * count  # 8 bytes for each index, 8 for each label; a list of numbers alone would be 40
 
 
 class Broken(Source):

@@ -1,5 +1,6 @@
 """Class folders, split folders and unlabelled trees, with what a user's disk has in it besides."""
 
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -7,7 +8,7 @@ from data.layouts import write
 
 from vitkit.core.errors import DataError
 from vitkit.data.source import UNLABELLED, Source
-from vitkit.data.sources.base import FileSource
+from vitkit.data.sources.base import FileSource, Names
 from vitkit.data.sources.detect import detect, open_data
 
 
@@ -119,3 +120,15 @@ def test_a_folder_without_images_says_what_was_looked_for_and_found(
     assert "CLASS/IMAGE" in str(caught.value)
     with pytest.raises(DataError, match="no images"):
         open_data(tmp_path, kind="folders")
+
+
+def test_many_names_are_packed_as_they_come() -> None:
+    count = 50_000
+    tracemalloc.start()
+    try:
+        names = Names(f"photos/{number:08}.jpeg" for number in range(count))
+        most = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert (len(names), names[0], names[count - 1]) == (count, "photos/00000000.jpeg", f"photos/{count - 1:08}.jpeg")
+    assert most < 80 * count  # 20 letters and where they end, each twice for a moment; a list of texts is 100 and more

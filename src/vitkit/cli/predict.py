@@ -68,6 +68,7 @@ def command(
     """
     from vitkit.core.errors import ConfigError
     from vitkit.engine.devices import choose_device
+    from vitkit.predict.identity import marks
     from vitkit.predict.places import images_at
     from vitkit.predict.stream import Question
     from vitkit.predict.tables import AnswerFile
@@ -78,10 +79,12 @@ def command(
     if ranks > 1 and out is None:
         raise ConfigError("several processes need a file to write to", hint="add --out FILE.csv")
     source, question, choice, file = images_at(images), Question(top=top, features=features), asked(), None
+    part = shared_out(source, rank=rank, ranks=ranks)
     place = choose_device(device, local_rank=int(os.environ.get("LOCAL_RANK", "0")))
     if out is not None:
         identity = {"model": model, "images": list(images), "top": top, "features": features, "part": [rank, ranks]}
-        file = AnswerFile(part_of(out, rank=rank, ranks=ranks), identity | choice.identity())
+        path = part_of(out, rank=rank, ranks=ranks)
+        file = AnswerFile(path, identity | choice.identity(), seen=marks(model, part))
         if file.is_done():  # which takes no model and no engine to say
             tell(f"done already: {file.path}")
             return
@@ -92,7 +95,6 @@ def command(
     if file is None:
         show(predictor, source, question, workers=workers, as_json=as_json)
         return
-    part = shared_out(source, rank=rank, ranks=ranks)
     write(predictor, part, question, file, about, workers=workers, as_json=as_json)
 
 
@@ -102,6 +104,7 @@ def measured(predictor: "Predictor", source: "Source", choice: EngineChoice) -> 
     if not choice.changes_answers:
         return about
     from vitkit.engine.agreement import agreement
+    from vitkit.engine.compiled import PATIENCE, impatient
     from vitkit.engine.written import written
     from vitkit.predict.places import images_at
     from vitkit.predict.stream import sample
@@ -109,8 +112,11 @@ def measured(predictor: "Predictor", source: "Source", choice: EngineChoice) -> 
     images = images_at([choice.calibration]) if choice.calibration else source
     with talk_console().status("measuring agreement with fp32 …"):
         batches = list(sample(images, predictor.preprocessing))
+        if len(batches) + len(source) / predictor.batch_size > PATIENCE:
+            impatient(predictor.engine)  # it will compile, and what is compared is what answers
         reference = written(predictor.model, device=predictor.device)
         found = agreement(predictor.engine, reference, batches) if batches else None
+    about["engine"] = predictor.engine.name  # another, where it could not compile
     if found is None:
         tell("agreement with fp32 is not known: no image could be read")
         return about | {"agreement": None}
@@ -148,22 +154,23 @@ def write(
     from vitkit.core.stopping import SAVED_AND_STOPPED, listening
     from vitkit.data.source import Subset
     from vitkit.data.verify import BadFile
-    from vitkit.predict.stream import answers
+    from vitkit.predict.stream import answers, extent
 
     talk = talk_console()
-    done = file.done()
-    if done:
-        talk.print(f"going on after {done:,} of {len(source):,} images", soft_wrap=True)
-    rest = Subset(source, range(done, len(source)))
-    with listening() as stop, progress_of(len(source), done=done) as advance:
-        for batch in file.add(answers(predictor, rest, question, workers=workers)) if len(rest) else ():
-            advance(batch)
-            if stop:
-                break
-    if stop:
-        talk.print(safe_text("stopped; the same command goes on"), soft_wrap=True)
-        click.get_current_context().exit(SAVED_AND_STOPPED)
-    about = file.finish(model=predictor.model.name, engine=about_engine)
+    with file.begun() as done:
+        if done:
+            talk.print(f"going on after {done:,} of {len(source):,} images", soft_wrap=True)
+        rest = Subset(source, range(done, len(source)))
+        with listening() as stop, progress_of(len(source), done=done) as advance:
+            for batch in file.add(answers(predictor, rest, question, workers=workers)) if len(rest) else ():
+                advance(batch)
+                if stop:
+                    break
+        if stop:
+            talk.print(safe_text("stopped; the same command goes on"), soft_wrap=True)
+            click.get_current_context().exit(SAVED_AND_STOPPED)
+        classes, features = extent(predictor, question)
+        about = file.finish(model=predictor.model.name, classes=classes, features=features, engine=about_engine)
     warn_of([BadFile(bad["file"], bad["reason"]) for bad in about["bad"]], talk)
     if as_json:
         print_json(about)

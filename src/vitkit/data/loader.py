@@ -139,6 +139,25 @@ class Stream(Sampler[list[Key]]):
                 yield keys[part]
 
 
+class InOrder(Sampler[list[int]]):
+    """The indices of every image once, in order: the batches of one rank, each made when it is asked for.
+
+    >>> list(InOrder(size=5, batch_size=2)), list(InOrder(size=5, batch_size=2, rank=1, ranks=2))
+    ([[0, 1], [2, 3], [4]], [[2, 3]])
+    """
+
+    def __init__(self, *, size: int, batch_size: int, rank: int = 0, ranks: int = 1) -> None:
+        self.size, self.batch_size = size, batch_size
+        self.starts = range(0, size, batch_size)[rank::ranks]
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        for start in self.starts:
+            yield list(range(start, min(start + self.batch_size, self.size)))
+
+
 class TrainingImages(Dataset[Batch | Failure]):
     """Images by key, augmented by random numbers that belong to the key."""
 
@@ -307,8 +326,7 @@ def evaluation_batches(
     device: torch.device = CPU,
 ) -> Batches:
     """Every image once, in order: the batches of this rank."""
-    batches = [range(start, min(start + batch_size, len(source))) for start in range(0, len(source), batch_size)]
-    indices = [list(batch) for batch in batches[rank::ranks]]
+    indices = InOrder(size=len(source), batch_size=batch_size, rank=rank, ranks=ranks)
     images = EvaluationImages(source, preprocessing=preprocessing, gate=gate)
     return Batches(images, indices, workers=min(workers, len(indices)), device=device)
 
@@ -323,8 +341,7 @@ def readable_batches(
     device: torch.device = CPU,
 ) -> Batches:
     """Every image once, in order; where there is a label, 0 says that the image could not be read and is black."""
-    starts = range(0, len(source), batch_size)
-    indices = [list(range(start, min(start + batch_size, len(source)))) for start in starts]
+    indices = InOrder(size=len(source), batch_size=batch_size)
     images = ReadableImages(source, preprocessing=preprocessing, gate=gate)
     return Batches(images, indices, workers=min(workers, len(indices)), device=device)
 

@@ -52,7 +52,7 @@ class Subset(Source):
 
     def __init__(self, source: Source, indices: Iterable[int]) -> None:
         self.source = source
-        self.indices = np.asarray(list(indices), dtype=np.int64)
+        self.indices = np.fromiter(indices, dtype=np.int64)
         self.kind = source.kind
         self.classes = source.classes
         self.labels = source.labels[self.indices]

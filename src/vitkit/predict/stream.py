@@ -3,8 +3,10 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import torch
+
 from vitkit.core.errors import DataError
-from vitkit.core.shapes import Float, Tensor
+from vitkit.core.shapes import Float, Tensor, pair
 from vitkit.data.decode import decode
 from vitkit.data.loader import Batch, readable_batches
 from vitkit.data.source import Source, Subset
@@ -86,6 +88,16 @@ def computed(
     features, logits = predictor.answer(predictor.preprocessing.normalise(batch.pixels.to(predictor.device)))
     probabilities = logits.softmax(dim=1) if predictor.labels else None
     return probabilities, features if question.features else None
+
+
+def extent(predictor: Predictor, question: Question) -> tuple[int, int]:
+    """How many classes, and how many features, the answer for an image has."""
+    classes = min(question.top, len(predictor.labels))
+    if not question.features:
+        return classes, 0
+    how = predictor.preprocessing
+    blank = torch.zeros(1, how.channels, *pair(how.image_size), device=predictor.device)
+    return classes, predictor.engine.features(blank).shape[1]
 
 
 def sample(

@@ -1,6 +1,7 @@
 """Files, slices of archives or arrays go in, with their names and labels; a Source comes out."""
 
 import os
+from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -105,9 +106,11 @@ class Names(Sequence[str]):
     """
 
     def __init__(self, names: Iterable[str]) -> None:
-        encoded = [name.encode("utf-8", "surrogateescape") for name in names]
-        self.packed = b"".join(encoded)
-        self.ends = np.cumsum([0, *map(len, encoded)], dtype=np.int64)
+        packed, ends = bytearray(), array("q", [0])
+        for name in names:
+            packed += name.encode("utf-8", "surrogateescape")
+            ends.append(len(packed))
+        self.packed, self.ends = bytes(packed), np.array(ends, dtype=np.int64)
 
     def __len__(self) -> int:
         return len(self.ends) - 1

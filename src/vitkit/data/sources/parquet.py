@@ -1,6 +1,8 @@
 """Parquet shards as the Hugging Face hub ships them go in, a data set that reads them by row group comes out."""
 
 import json
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -67,7 +69,7 @@ class ParquetSource(NamedSource):
         column: str,
         classes: tuple[str, ...],
         labels: NDArray[np.int64],
-        names: list[str],
+        names: Iterable[str],
     ) -> None:
         kind = "parquet shards" if classes else "parquet shards without labels"
         super().__init__(kind=kind, classes=classes, labels=labels, names=names)
@@ -163,23 +165,72 @@ def open_parquet(place: Path) -> DataSet:
     return data_set(place, splits)
 
 
-def read_shard(shard: Path, *, before: Columns | None) -> tuple[Columns, list[int], list[object]]:
-    """Columns, rows of each row group, and labels of one file."""
+def parquet_images(shards: Mapping[str, Path]) -> ParquetSource:
+    """Every row of some parquet files, under the names that the files go by; labels are not looked at."""
+    column, groups = "", []
+    for shard in shards.values():
+        with opened(shard) as file:
+            columns = Columns(image=columns_of(file.schema_arrow, shard=shard).image, label=None, classes=())
+            if column and columns.image != column:
+                raise DataError(
+                    f"{shard} has its images in another column than the files before it",
+                    expected=column,
+                    got=columns.image,
+                    hint="name the files one by one",
+                )
+            column = columns.image
+            groups.append(group_rows(file.metadata, columns, shard=shard))
+    rows = [sum(of_shard) for of_shard in groups]
+    return ParquetSource(
+        list(shards.values()),
+        groups,
+        column=column,
+        classes=(),
+        labels=np.full(sum(rows), UNLABELLED, dtype=np.int64),
+        names=(f"{name}/{row:06d}" for name, count in zip(shards, rows, strict=True) for row in range(count)),
+    )
+
+
+def holds_images(shard: Path) -> bool:
+    """Whether a parquet file has a column of images: answers and features, for example, have none."""
+    with opened(shard) as file:
+        schema = file.schema_arrow
+    try:
+        columns_of(schema, shard=shard)
+    except DataError:
+        return False
+    return True
+
+
+@contextmanager
+def opened(shard: Path) -> Iterator[Any]:
+    """A parquet file to read from; a DataError where it is none, or is damaged."""
     try:
         with arrow("pyarrow.parquet").ParquetFile(str(shard)) as file:
-            columns = columns_of(file.schema_arrow, shard=shard)
-            if before is not None and columns != before:
-                raise DataError(f"{shard} has other columns or classes than the files before it", hint="keep one set")
-            check_sizes(file.metadata, columns, shard=shard)
-            rows = [file.metadata.row_group(group).num_rows for group in range(file.metadata.num_row_groups)]
-            if columns.label is None:
-                return columns, rows, [None] * sum(rows)
-            labels = file.read(columns=[columns.label], use_threads=False).column(0)
-            if len(labels) and labels.nbytes > MOST_TEXT + MOST_LABEL * len(labels):
-                raise DataError(f"{shard}: {columns.label} has texts that are too long for a label")
-            labels = labels.to_pylist()
+            yield file
     except (arrow("pyarrow").ArrowException, OSError) as error:
         raise DataError(f"{shard} is not a parquet file: {error}", hint="fetch it again") from error
+
+
+def group_rows(metadata: Any, columns: Columns, *, shard: Path) -> list[int]:
+    """How many rows each row group has, after a check that it can."""
+    check_sizes(metadata, columns, shard=shard)
+    return [metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)]
+
+
+def read_shard(shard: Path, *, before: Columns | None) -> tuple[Columns, list[int], list[object]]:
+    """Columns, rows of each row group, and labels of one file."""
+    with opened(shard) as file:
+        columns = columns_of(file.schema_arrow, shard=shard)
+        if before is not None and columns != before:
+            raise DataError(f"{shard} has other columns or classes than the files before it", hint="keep one set")
+        rows = group_rows(file.metadata, columns, shard=shard)
+        if columns.label is None:
+            return columns, rows, [None] * sum(rows)
+        labels = file.read(columns=[columns.label], use_threads=False).column(0)
+        if len(labels) and labels.nbytes > MOST_TEXT + MOST_LABEL * len(labels):
+            raise DataError(f"{shard}: {columns.label} has texts that are too long for a label")
+        labels = labels.to_pylist()
     if None in labels:
         raise DataError(f"{shard}, row {labels.index(None)} has no {columns.label}")
     if not all(type(label) in (int, str) for label in labels):

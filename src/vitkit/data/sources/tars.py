@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import IO, NamedTuple
 
 from vitkit.core.errors import DataError
-from vitkit.data.sources.base import is_hidden
+from vitkit.data.sources.base import is_hidden, is_image
 
 MOST_TEXT = 1 << 20
 """Labels longer than this are not labels."""
@@ -34,6 +34,19 @@ def nested_members(archive: Path) -> Iterator[tuple[str, Member]]:
             end = inner.offset + inner.size
             for member in members_between(file, inner.offset, end, name=f"{archive}/{inner.name}"):
                 yield inner.name, member
+
+
+def images_within(archive: Path) -> Iterator[Member]:
+    """The images of a tar and of the tars in it, as ImageNet's are packed, by what follows the last dot of a name."""
+    with archive.open("rb") as file:
+        for member in members(archive):
+            if is_image(member.name):
+                yield member
+            elif member.name.lower().endswith(".tar"):
+                end = member.offset + member.size
+                for inner in members_between(file, member.offset, end, name=f"{archive}/{member.name}"):
+                    if is_image(inner.name):
+                        yield inner._replace(name=f"{member.name}/{inner.name}")
 
 
 def members_between(file: IO[bytes], start: int, end: int, *, name: str) -> Iterator[Member]:

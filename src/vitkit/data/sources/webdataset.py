@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -23,7 +23,7 @@ from vitkit.data.sources.base import (
     split_in,
     walk,
 )
-from vitkit.data.sources.tars import Member, members, read_text
+from vitkit.data.sources.tars import Member, images_within, members, read_text
 
 MOST_SHARDS = 100_000
 LABEL_KEYS = ("label", "cls", "class")
@@ -132,6 +132,19 @@ def open_webdataset(place: Path) -> DataSet:
         for split, shards in by_split.items()
     }
     return data_set(place, splits)
+
+
+def tar_images(archives: Mapping[str, Path]) -> SliceSource:
+    """Every image of some tars, under the names that the tars go by; labels are not looked at."""
+    slices: list[tuple[int, int, int]] = []
+    names: list[str] = []
+    for number, (name, archive) in enumerate(archives.items()):
+        # A tar may hold a name twice; who unpacks it has the later file.
+        for image in {image.name: image for image in images_within(archive)}.values():
+            slices.append((number, image.offset, image.size))
+            names.append(f"{name}/{image.name}")
+    labels = np.full(len(names), UNLABELLED, dtype=np.int64)
+    return SliceSource(list(archives.values()), slices, kind="images in tars", classes=(), labels=labels, names=names)
 
 
 def add_archive(shards: Shards, archive: Path, *, home: Path) -> None:

@@ -3,6 +3,7 @@
 Every case is built here by hand, byte by byte where the libraries would not write such a thing.
 """
 
+import gc
 import gzip
 import hashlib
 import io
@@ -1303,7 +1304,9 @@ def watch(tmp_path_factory) -> Watch:
 
 @pytest.fixture
 def quiet(watch) -> Iterator[Watch]:
+    gc.freeze()  # to look through what earlier tests left is no work of a command's
     yield watch
+    gc.unfreeze()
     watch.armed = False
     watch.seen.clear()
 

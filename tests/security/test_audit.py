@@ -155,10 +155,11 @@ def may_unshare() -> bool:
 
 
 @pytest.mark.skipif(not may_unshare(), reason="this machine gives nobody a network of their own")
-def test_a_sample_of_the_suite_passes_where_there_is_no_network():
+def test_a_sample_of_the_suite_passes_where_there_is_no_network(tmp_path):
     sample = ["tests/core/test_files.py", "tests/checkpoints/test_hub.py"]
     # What is still open when that process ends is not the subject, and depends on when Python collects it.
     quiet = ["-W", "ignore::ResourceWarning", "-W", "ignore::pytest.PytestUnraisableExceptionWarning"]
-    command = [sys.executable, "-m", "pytest", "-q", "-n0", "-p", "no:cacheprovider", *quiet, *sample]
+    own = ["-p", "no:cacheprovider", "--basetemp", str(tmp_path / "sample")]  # it tidies up after nobody else
+    command = [sys.executable, "-m", "pytest", "-q", "-n0", *own, *quiet, *sample]
     run = in_no_network(command, cwd=TESTS.parent)
     assert run.returncode == 0, run.stdout[-2000:] + run.stderr[-2000:]

@@ -1,6 +1,7 @@
 """Promise X2: hostile data, configurations and models run nothing, write nothing elsewhere, and are soon refused."""
 
 import functools
+import gc
 import os
 import re
 import resource
@@ -59,7 +60,9 @@ def writes() -> Writes:
 @pytest.fixture
 def watched(writes: Writes, tmp_path: Path) -> Iterator[Writes]:
     writes.seen.clear()
+    gc.freeze()  # to look through what earlier tests left is no work of a command's
     yield writes
+    gc.unfreeze()
     writes.inside = ""
 
 

@@ -22,9 +22,9 @@ class LimitsConfig:
     """What a client may use at most: numbers of things, seconds, bytes."""
 
     queue: int = 16
-    """Images that are accepted and not yet answered, those at work included; beyond, 429. At random arrivals at 70 % of
-    capacity, 16 refuse one request in 10,000, and the slowest accepted answers of an overloaded server take less than
-    twice as long as then; a longer line would only let everyone wait."""
+    """Images that are accepted and not yet answered, those at work included; beyond, 429. With random
+    arrivals at 70 % of capacity, two batches refuse one request in 1,000, and the slowest accepted answers of an
+    overloaded server take less than twice as long as then; a longer line would only let everyone wait."""
     batch: int = 8
     """Images that go through a model together. On a CPU our engine takes them one by one, and more gain nothing; fewer
     leave the worker without work while an overloaded front refuses."""

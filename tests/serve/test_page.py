@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from serve.browser import Keys, Page, chromium, logged_run, needs_chromium, silent
+from serve.browser import Keys, Page, logged_run, needs_chromium
 from serve.serving import PATIENCE, Running, picture, served
 
 import vitkit
@@ -65,18 +65,6 @@ def server(place: Path) -> Iterator[Running]:
     options = ("--precision", "fp32,int8", "--calibration", place / "calibration", "--runs", place / "runs")
     with served(*names, *options) as running:
         yield running
-
-
-@pytest.fixture(scope="module")
-def session(server: Running, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
-    with chromium(tmp_path_factory.mktemp("profile")) as driver:
-        yield Page(driver, server.url)
-
-
-@pytest.fixture
-def page(session: Page) -> Iterator[Page]:
-    with silent(session):
-        yield session
 
 
 def percent(share: float) -> str:

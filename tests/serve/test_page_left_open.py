@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from PIL import Image
-from serve.browser import Page, chromium, logged_run, needs_chromium, silent
+from serve.browser import Page, logged_run, needs_chromium, silent
 from serve.serving import Running, picture, served, tiny_model
 
 import vitkit
@@ -44,18 +44,6 @@ def server(place: Path) -> Iterator[Running]:
     names = [f"{name}={place / name}" for name in ("first", "second")]
     with served(*names, "--runs", place / "runs") as running:
         yield running
-
-
-@pytest.fixture(scope="module")
-def session(server: Running, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
-    with chromium(tmp_path_factory.mktemp("profile")) as driver:
-        yield Page(driver, server.url)
-
-
-@pytest.fixture
-def page(session: Page) -> Iterator[Page]:
-    with silent(session):
-        yield session
 
 
 def watch(page: Page, *names: str) -> None:

@@ -17,6 +17,7 @@ from vitkit.cli.weights import check_place
 if TYPE_CHECKING:
     from vitkit.checkpoints.formats.format import Format
     from vitkit.checkpoints.native import Artefact
+    from vitkit.export.exporting import Wish
     from vitkit.export.images import ProofImages
 
 PROGRAMS = ("onnx", "torch", "openvino")
@@ -129,6 +130,12 @@ class Asked:
         config, changes = changed(artefact, self.settings, place=self.run)
         return replace(artefact, config=config), changes
 
+    def wish(self, artefact: "Artefact") -> "Wish":
+        """What is to be met by what is at OUT, or to be written down with it."""
+        from vitkit.export.exporting import Wish, fingerprint
+
+        return Wish(to=self.to, fingerprint=fingerprint(artefact), images=self.images)
+
     @contextmanager
     def proof_images(self, artefact: "Artefact") -> "Iterator[ProofImages | None]":
         """The images that were named, with a bar while they are run."""
@@ -172,7 +179,7 @@ class Asked:
 
 def as_program(asked: Asked) -> Exported:
     """Write a model as a program for a runtime, or find it there; what proves it is that the runtime runs it."""
-    from vitkit.export.exporting import Wish, export, fingerprint
+    from vitkit.export.exporting import export
     from vitkit.export.runtime import check_installed
     from vitkit.export.runtimes import RUNTIMES
 
@@ -181,7 +188,7 @@ def as_program(asked: Asked) -> Exported:
     if not asked.is_there:
         asked.check_place(as_folder=True)
     artefact, changes = asked.artefact()
-    wish = Wish(to=asked.to, fingerprint=fingerprint(artefact), images=asked.images)
+    wish = asked.wish(artefact)
     proof = wish.is_met(asked.out) if asked.is_there else None
     already = proof is not None
     if proof is None:
@@ -236,19 +243,18 @@ def write_weights(asked: Asked, wanted: "Format | None", artefact: "Artefact", m
     """Write and prove them aside, and give them their name."""
     from vitkit.checkpoints.native import write_json
     from vitkit.core.files import sha256
-    from vitkit.export.exporting import Wish, fingerprint
     from vitkit.export.placing import PROOF, proof_beside, put_file, put_folder, write_sums
     from vitkit.export.weights import FILES, add_words, proved_weights
 
-    found: list[Exported] = []
+    as_folder, found = is_folder(asked, wanted), list[Exported]()
 
-    def fill(place: Path, images: "ProofImages | None", *, as_folder: bool) -> None:
-        if as_folder:
-            place.mkdir(exist_ok=True)
-        in_folder = as_folder and wanted is not None and wanted.writes in FILES
-        write(wanted, place / FILES[wanted.writes] if in_folder and wanted else place, artefact)
+    def fill(place: Path, images: "ProofImages | None") -> None:
         if as_folder and wanted is not None:
+            place.mkdir(exist_ok=True)
+            write(wanted, place / FILES.get(wanted.writes, ""), artefact)
             add_words(place, artefact)
+        else:
+            write(wanted, place, artefact)
         again = read_back(wanted, place, artefact)
         say("reading it back, and asking the library that it is for, where that is installed")
         proof = proved_weights(asked.to, place, artefact, title=made.title, images=images)
@@ -257,17 +263,16 @@ def write_weights(asked: Asked, wanted: "Format | None", artefact: "Artefact", m
         proof = {**proof, "tensors": again.tensors}
         checked = f"read back: {numbers}; {proof['words']}"
         found.append(replace(made, checked=checked, proof=proof, lost=again.lost, differs=differs))
-        wish = Wish(to=asked.to, fingerprint=fingerprint(artefact), images=asked.images)
-        said = {"checked": checked, "lost": list(again.lost), "differs": list(differs), "asked": wish.to_json()}
+        asked_for = asked.wish(artefact).to_json()
+        said = {"checked": checked, "lost": list(again.lost), "differs": list(differs), "asked": asked_for}
         if as_folder:
             write_json(place / PROOF, {**proof, **said})
             write_sums(place)
         else:
             write_json(proof_beside(place), {**proof, **said, "sha256": sha256(place)})
 
-    as_folder = is_folder(asked, wanted)
     with asked.proof_images(artefact) as images:
-        (put_folder if as_folder else put_file)(asked.out, lambda place: fill(place, images, as_folder=as_folder))
+        (put_folder if as_folder else put_file)(asked.out, lambda place: fill(place, images))
     return replace(found[0], files=files_at(asked.out))
 
 
@@ -278,9 +283,7 @@ def is_folder(asked: Asked, wanted: "Format | None") -> bool:
 
 def there_already(asked: Asked, artefact: "Artefact", made: Exported) -> Exported | None:
     """What is at OUT, if by its proof it is what would be written."""
-    from vitkit.export.exporting import Wish, fingerprint
-
-    proof = Wish(to=asked.to, fingerprint=fingerprint(artefact), images=asked.images).is_met(asked.out)
+    proof = asked.wish(artefact).is_met(asked.out)
     if proof is None:
         return None
     lost, differs = (

@@ -1,5 +1,6 @@
 """The native engine answers as the model does, in each precision, in any batch, with any number of threads."""
 
+import gc
 import multiprocessing
 import platform
 import subprocess
@@ -298,15 +299,17 @@ def test_a_loaded_model_is_whole_and_so_is_one_with_layers_that_share_weights() 
     assert (native(model).answer(images)[1] - wanted(model, images)[1]).abs().max() < 1e-5
 
 
-def test_callers_on_several_threads_each_get_their_own_answer() -> None:
+@pytest.mark.parametrize("how", ["together", "apart", "both"])
+def test_callers_on_several_threads_each_get_their_own_answer(how) -> None:
     model = model_with(*SMALL)
     batches = [images_for(model, count) for count in (1, 2, 3, 4)]
     engine = NativeEngine(model, threads=2)
     alone = [engine.features(batch) for batch in batches]
+    engines = {"together": [engine] * 4, "apart": [engine.apart()] * 4, "both": [engine, engine.apart()] * 2}[how]
     right = [False] * len(batches)
 
     def ask(number: int) -> None:
-        right[number] = all(torch.equal(engine.features(batches[number]), alone[number]) for _ in range(20))
+        right[number] = all(torch.equal(engines[number].features(batches[number]), alone[number]) for _ in range(20))
 
     callers = [threading.Thread(target=ask, args=(number,)) for number in range(len(batches))]
     for caller in callers:
@@ -314,6 +317,15 @@ def test_callers_on_several_threads_each_get_their_own_answer() -> None:
     for caller in callers:
         caller.join()
     assert all(right)
+
+
+def test_an_engine_apart_keeps_the_weights_that_it_reads() -> None:
+    engine = native(model_with(*SMALL))
+    images = torch.randn(2, 3, 24, 40)
+    right, one = engine.features(images), engine.apart()
+    del engine
+    gc.collect()
+    assert torch.equal(one.features(images), right)
 
 
 def _answer_in_child(engine: NativeEngine, images: torch.Tensor, answers) -> None:

@@ -82,10 +82,10 @@ IMPOSSIBLE: dict[str, tuple[dict[str, Any], str, str, object, str | None]] = {
     "no heads": ({"heads": 0}, "heads must be positive", "more than 0", 0, None),
     "no hidden layer": ({"mlp_dim": 0}, "mlp_dim must be positive", "more than 0", 0, None),
     "no channels": ({"channels": 0}, "channels must be positive", "more than 0", 0, None),
-    "negative classes": ({"classes": -1}, "classes must not be negative", "0 or more", -1, None),
+    "negative classes": ({"classes": -1}, "classes cannot be negative", "0 or more", -1, None),
     "negative registers": (
         {"tokens": TokenConfig(registers=-1)},
-        "tokens.registers must not be negative",
+        "tokens.registers cannot be negative",
         "0 or more",
         -1,
         None,

@@ -213,7 +213,7 @@ def test_a_baseline_without_stages_is_refused() -> None:
 
 @pytest.mark.parametrize(
     ("changes", "message"),
-    [({"channels": 0}, "channels must be positive"), ({"classes": -1}, "classes must not be negative")],
+    [({"channels": 0}, "channels must be positive"), ({"classes": -1}, "classes cannot be negative")],
     ids=["no channels", "negative classes"],
 )
 def test_a_baseline_with_impossible_counts_is_refused(changes: dict[str, int], message: str) -> None:

@@ -37,8 +37,16 @@ class Desk:
     def answer(self, number: int) -> None:
         self.line.answered(number, GOOD)
 
+    def finish(self) -> None:
+        while self.line.at_work:
+            self.answer(next(iter(self.line.at_work)))
+
     def fail(self) -> None:
         self.line.worker_lost()
+
+    def refused(self) -> list[int]:
+        """Which of the requests so far had no room, from 1."""
+        return [number for number, task in enumerate(self.asked, 1) if task.done() and task.exception() is not None]
 
     async def results(self) -> list[int]:
         found = await asyncio.gather(*self.asked, return_exceptions=True)
@@ -84,6 +92,72 @@ def test_beyond_the_queue_is_429_with_the_time_that_the_rest_will_take() -> None
             task.cancel()
 
     run(story)
+
+
+def test_a_line_that_stays_long_is_cut_to_half_until_nobody_has_been_refused_for_a_while() -> None:
+    async def story() -> None:
+        desk = Desk(batch=2, queue=4)
+        desk.line.seconds_an_image = 10.0  # a rush may last for 20 s
+        for _ in range(5):
+            await desk.ask()
+        assert desk.refused() == [5]  # a rush may fill it
+        desk.answer(1)
+        desk.line.long_since -= 30.0
+        await desk.ask()
+        assert desk.refused() == [5, 6]  # three are in line, and no rush lasts for so long
+        desk.answer(2)
+        desk.answer(3)
+        await desk.ask()
+        await desk.ask()
+        assert desk.refused() == [5, 6, 8]  # two are, which is half of it
+        desk.line.cut_until -= 30.0
+        for _ in range(3):
+            await desk.ask()
+        assert desk.refused() == [5, 6, 8, 11]
+        desk.finish()
+
+    run(story)
+
+
+def test_a_refusal_lets_the_cut_last() -> None:
+    async def story() -> None:
+        desk = Desk(batch=2, queue=4)
+        desk.line.seconds_an_image = 10.0
+        for _ in range(4):
+            await desk.ask()
+        desk.line.long_since -= 30.0
+        await desk.ask()
+        before = desk.line.cut_until = desk.line.cut_until - 5.0
+        desk.answer(1)
+        desk.answer(2)
+        assert not desk.line.has_room()
+        assert desk.line.cut_until == before  # who only looks is not refused
+        await desk.ask()
+        assert desk.line.cut_until > before
+        desk.finish()
+
+    run(story)
+
+
+def test_while_a_worker_is_replaced_a_long_line_is_not_cut() -> None:
+    async def story() -> None:
+        desk = Desk(batch=2, queue=4)
+        desk.fail()
+        for _ in range(3):
+            await desk.ask()
+        desk.line.long_since -= 1000.0
+        await desk.ask()
+        desk.open()
+        desk.finish()
+        assert await desk.results() == [200] * 4
+
+    run(story)
+
+
+def test_unless_it_is_said_the_line_is_twice_what_the_worker_takes() -> None:
+    line = Desk().line
+    line.takes = 5
+    assert (line.most, line.half) == (10, 5)
 
 
 def test_an_empty_line_takes_a_request_of_any_size() -> None:
@@ -243,8 +317,7 @@ def test_whatever_happens_every_request_has_one_answer_and_nothing_stays_held(mo
                 one.cost for one in (*desk.line.waiting, *desk.line.looking, *desk.line.at_work.values())
             )
         desk.open()
-        while desk.line.at_work:
-            desk.answer(next(iter(desk.line.at_work)))
+        desk.finish()
         assert desk.line.held == desk.line.working == 0
         assert set(await desk.results()) <= {200, 422, 429}
         assert len(await desk.results()) == len(desk.asked)

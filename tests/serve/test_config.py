@@ -35,7 +35,8 @@ def test_without_settings_everything_is_as_written_down() -> None:
     [
         ("limits.batc=3", "limits.batch|batch"),
         ("limit.queue=3", "limits.queue"),
-        ("limits.queue=0", "positive"),
+        ("limits.queue=-1", "negative"),
+        ("limits.batch=0", "positive"),
         ("limits.queue=many", "integer"),
         ("engine.threads=-1", "negative"),
         ("a b=runs/x", "letters"),

@@ -15,9 +15,11 @@ from PIL import Image
 from serve.serving import PATIENCE, Running, picture, request, served, started, tiny_model, until
 from uvicorn.server import ServerState
 
+from vitkit.serve.batching import Line
 from vitkit.serve.config import LimitsConfig
-from vitkit.serve.gate import Receive, Scope, Send
-from vitkit.serve.protocol import connection_class
+from vitkit.serve.gate import App, Gate, Hosts, Receive, Scope, Send
+from vitkit.serve.metrics import Metrics
+from vitkit.serve.protocol import Connection, connection_class
 
 LIMITS = ("limits.bytes=100000", "limits.pixels=250000", "limits.receive=1.0", "limits.keep_alive=1.0")
 TOKEN = "a token of some length"
@@ -214,6 +216,18 @@ class Wire(asyncio.Transport):
     resume_reading = pause_reading
 
 
+def connected_to(app: App) -> tuple[Connection, Wire, Line]:
+    """A connection without a network, what is written to it, and the line that it asks for room."""
+    limits, metrics = LimitsConfig(queue=1), Metrics()
+    line = Line(limits, metrics)
+    gate = Gate(app, line=line, limits=limits, hosts=Hosts("127.0.0.1"), metrics=metrics, token=None)
+    kind, wire = connection_class(limits, gate), Wire()
+    config = uvicorn.Config(app, http=kind, ws="none", lifespan="off", log_config=None, interface="asgi3")
+    connection = kind(config=config, server_state=ServerState(), app_state={})
+    connection.connection_made(wire)
+    return connection, wire, line
+
+
 def test_while_a_request_is_at_work_the_next_one_on_its_connection_is_not_too_slow() -> None:
     """The server itself stops to read it; were the connection closed, the answer to the first one would be lost."""
 
@@ -227,10 +241,7 @@ def test_while_a_request_is_at_work_the_next_one_on_its_connection_is_not_too_sl
             await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"0")]})
             await send({"type": "http.response.body", "body": b""})
 
-        kind = connection_class(LimitsConfig())
-        config = uvicorn.Config(app, http=kind, ws="none", lifespan="off", log_config=None, interface="asgi3")
-        connection, wire = kind(config=config, server_state=ServerState(), app_state={}), Wire()
-        connection.connection_made(wire)
+        connection, wire, _ = connected_to(app)
         one = b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 3\r\n\r\nabc"
         connection.data_received(one + one[:-1])
         assert connection.waiting_since is not None
@@ -244,6 +255,40 @@ def test_while_a_request_is_at_work_the_next_one_on_its_connection_is_not_too_sl
         assert not wire.closed  # its time begins now
         connection.sweep(time.monotonic() + 100)
         assert wire.closed
+
+    asyncio.run(asyncio.wait_for(story(), PATIENCE))
+
+
+def test_where_there_is_no_room_the_connection_says_so_itself_and_goes_on() -> None:
+    """Nobody else hears of the request, its body is read and forgotten, and the next one there is let in."""
+    heard = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        while (await receive())["more_body"]:
+            pass
+        heard.append(scope["path"])
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"0")]})
+        await send({"type": "http.response.body", "body": b""})
+
+    async def story() -> None:
+        connection, wire, line = connected_to(app)
+        line.held = 1
+        head = b"POST /v1/predict HTTP/1.1\r\nHost: localhost\r\nContent-Length: 6\r\n\r\n"
+        connection.data_received(head + b"abc")
+        refused = wire.written
+        assert refused.startswith(b"HTTP/1.1 429 ")
+        assert b"retry-after: 1\r\n" in refused
+        assert b"connection: close" not in refused
+        line.held = 0
+        connection.data_received(b"def" + head)
+        connection.data_received(b"abcdef")
+        while not heard:
+            await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert heard == ["/v1/predict"]
+        assert wire.written[len(refused) :].startswith(b"HTTP/1.1 200 ")
+        assert not wire.closed
+        connection.connection_lost(None)
 
     asyncio.run(asyncio.wait_for(story(), PATIENCE))
 

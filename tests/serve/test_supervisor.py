@@ -169,9 +169,11 @@ def test_a_large_model_that_was_not_asked_for_long_may_take_its_time() -> None:
     async def story() -> None:
         office = Office()
         await asyncio.sleep(0)
-        office.link.data_received(frame({"ready": READY, "seconds": 3.0}))
+        office.link.data_received(frame({"ready": READY, "seconds": 3.0, "takes": 10}))
+        assert office.line.takes == 10
         for _ in range(1000):
-            office.link.data_received(frame({"batch": 1, "seconds": 0.001, "attention": False}))
+            office.link.data_received(frame({"batch": 1, "seconds": 0.001, "attention": False, "beside": 2}))
+        assert office.line.seconds_an_image < 0.00051  # two hands were at it
         office.link.data_received(frame({"pong": 1, "busy": 40.0, "decoding": 0.0}))
         assert office.supervisor.alive
         office.link.data_received(frame({"pong": 1, "busy": 61.0, "decoding": 0.0}))
@@ -210,10 +212,10 @@ class Counting(Served):
     preprocessing = SimpleNamespace(channels=3)
 
     def __init__(self, device: str) -> None:
-        self.predictor = SimpleNamespace(device=torch.device(device))
+        self.predictor, self.apart = SimpleNamespace(device=torch.device(device)), None
         self.counts: list[int] = []
 
-    def answer(self, images: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def answer(self, images: torch.Tensor, *, apart: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
         self.counts.append(len(images))
         return images, images
 

@@ -6,8 +6,10 @@ And of a worker alone: who goes first in it, and what it says that it cannot do.
 import base64
 import errno
 import http.client
+import itertools
 import json
 import os
+import queue
 import signal
 import socket
 import threading
@@ -26,8 +28,9 @@ from vitkit.data.decode import Gate
 from vitkit.serve.answers import Refusal
 from vitkit.serve.config import LimitsConfig
 from vitkit.serve.models import Looked, Served
+from vitkit.serve.wire import messages
 from vitkit.serve.work import Job, prepare
-from vitkit.serve.worker import Worker
+from vitkit.serve.worker import Worker, batches
 
 
 @pytest.fixture(scope="module")
@@ -35,10 +38,10 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_model(tmp_path_factory.mktemp("worker") / "pets", depth=1)
 
 
-@pytest.fixture(scope="module")
-def server(model: Path) -> Iterator[Running]:
-    """A server that holds six images at most and is patient with them."""
-    with served(model, "limits.queue=6", "limits.batch=2", "limits.deadline=60") as running:
+@pytest.fixture(scope="module", params=["engine.threads=2", "engine.merge=1"], ids=["two hands", "one computes"])
+def server(model: Path, request: pytest.FixtureRequest) -> Iterator[Running]:
+    """A server that holds six images at most and is patient with them: of our own engine, and of torch's."""
+    with served(model, "limits.queue=6", "limits.batch=2", "limits.deadline=60", request.param) as running:
         yield running
 
 
@@ -150,7 +153,7 @@ class Busy(Served):
 
     def __init__(self, sock: socket.socket) -> None:
         self.name, self.model = "pets", SimpleNamespace(config=SimpleNamespace(grid=(1, 1)))
-        self.worker = Worker(sock, LimitsConfig(batch=2), {}, decoders=1)
+        self.worker = Worker(sock, LimitsConfig(batch=2), {})
         self.asked = 0
 
     def ask(self, do: str) -> None:
@@ -158,7 +161,8 @@ class Busy(Served):
         job = Job(id=self.asked, asked=asked, served=self, images=torch.zeros(1, 1, 1, 1))
         (self.worker.attention if do == "attention" else self.worker.ready).append(job)
 
-    def answer(self, images: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def answer(self, images: torch.Tensor, *, apart: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
+        assert not apart, "nobody else computes"
         self.asked += 1
         if self.asked == 3:
             self.ask("attention")
@@ -182,6 +186,91 @@ def test_attention_has_its_turn_though_there_is_always_a_prediction_to_compute()
     assert busy.asked == 3
 
 
+class Counted(Served):
+    """A model that notes with which threads it is asked, and answers when somebody allows it."""
+
+    def __init__(self) -> None:
+        self.name, self.model = "pets", None
+        self.asked: queue.SimpleQueue[tuple[int, bool]] = queue.SimpleQueue()
+        self.allowed = threading.Semaphore(0)
+
+    def answer(self, images: torch.Tensor, *, apart: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
+        self.asked.put((len(images), apart))
+        assert self.allowed.acquire(timeout=PATIENCE)
+        return images.flatten(1), images.flatten(1)
+
+
+@pytest.fixture
+def hands(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Worker, Counted, socket.socket]]:
+    """A worker of two hands, its model, and the front's end of its socket; whatever is sent is an image."""
+
+    def prepare_any(job: Job, *_: object, **__: object) -> None:
+        job.images, job.errors = torch.zeros(1, 1, 1, 1), [None]
+
+    monkeypatch.setattr("vitkit.serve.worker.prepare", prepare_any)
+    here, there = socket.socketpair()
+    there.settimeout(PATIENCE)
+    with here, there:
+        counted = Counted()
+        worker = Worker(here, LimitsConfig(), {"pets": counted}, hands=2)
+        yield worker, counted, there
+
+
+def arrive(worker: Worker, *numbers: int) -> None:
+    for number in numbers:
+        worker.arrived.put(({"do": "features", "model": "pets", "json": False, "id": number}, b""))
+
+
+def replies(sock: socket.socket, count: int) -> list[int]:
+    """The numbers of the next so many answers."""
+    answered = (head["id"] for head, _ in messages(sock) if "id" in head)
+    return sorted(itertools.islice(answered, count))
+
+
+def test_who_comes_alone_has_all_threads(hands: tuple[Worker, Counted, socket.socket]) -> None:
+    worker, counted, sock = hands
+    worker.listen(iter(()))
+    arrive(worker, 1)
+    assert counted.asked.get(timeout=PATIENCE) == (1, False)
+    counted.allowed.release()
+    assert replies(sock, 1) == [1]
+
+
+def test_those_who_come_together_are_shared_out_and_each_hand_computes_alone(
+    hands: tuple[Worker, Counted, socket.socket],
+) -> None:
+    worker, counted, sock = hands
+    arrive(worker, *range(1, 7))
+    worker.listen(iter(()))
+    both = [counted.asked.get(timeout=PATIENCE) for _ in range(2)]  # at the same time: none is answered yet
+    assert all(apart for _, apart in both)
+    assert max(count for count, _ in both) <= 3  # nobody takes more than a share of what waits
+    counted.allowed.release(6)
+    assert replies(sock, 6) == [1, 2, 3, 4, 5, 6]
+
+
+def test_a_hand_that_hangs_is_noticed_though_the_other_works(hands: tuple[Worker, Counted, socket.socket]) -> None:
+    worker, counted, sock = hands
+    worker.listen(iter(()))
+    arrive(worker, 1)
+    counted.asked.get(timeout=PATIENCE)
+    for hand in worker.computing:
+        worker.computing[hand] -= 1000.0
+    arrive(worker, 2)
+    counted.asked.get(timeout=PATIENCE)
+    assert worker.pulse({"ping": 1})["busy"] >= 1000.0
+    counted.allowed.release(2)
+    assert replies(sock, 2) == [1, 2]
+
+
+def test_what_is_asked_of_two_models_is_computed_apart_and_attention_alone() -> None:
+    with socket.socket() as sock:
+        pets, birds = Busy(sock), Busy(sock)
+    kinds = [("features", pets), ("attention", pets), ("features", birds), ("predict", pets), ("attention", pets)]
+    jobs = [Job(id=number, asked={"do": do}, served=model) for number, (do, model) in enumerate(kinds)]
+    assert [[job.id for job in together] for together in batches(jobs)] == [[0, 3], [1], [2], [4]]
+
+
 class Full(socket.socket):
     """A socket of a system that has no memory for what is sent."""
 
@@ -192,7 +281,7 @@ class Full(socket.socket):
 def test_an_answer_that_cannot_be_sent_is_not_forgotten() -> None:
     """The request would count as one at work for ever; a worker that ends is replaced, and the request tried again."""
     with Full() as sock, pytest.raises(OSError, match="No buffer space"):
-        Worker(sock, LimitsConfig(), {}, decoders=1).send(({"id": 1}, b""))
+        Worker(sock, LimitsConfig(), {}).send(({"id": 1}, b""))
 
 
 @pytest.mark.parametrize(

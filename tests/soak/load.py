@@ -284,14 +284,27 @@ async def open_loop(
     """Send the requests in turn, each when it is due, over at most so many connections."""
     pool = port if isinstance(port, Pool) else Pool(port, most=most)
     payloads, start, spent = itertools.cycle(requests), time.perf_counter(), time.process_time()
-    for number, (moment, payload) in enumerate(zip(times, payloads, strict=False)):
-        due = start + moment
-        ahead = due - time.perf_counter()
-        if ahead > 0.0:
-            await asyncio.sleep(ahead)
-        elif number % 64 == 63:
-            await asyncio.sleep(0)  # the generator is behind: let the answers in
-        pool.begin(min(due, time.perf_counter()), payload, number)  # timers may fire a little early
+    loop, sent_all, coming = asyncio.get_running_loop(), asyncio.Event(), enumerate(zip(times, payloads, strict=False))
+    offset = loop.time() - time.perf_counter()
+
+    def send(number: int, due: float, payload: bytes) -> None:
+        """Send a request and all that are due by then; a timer is far cheaper than a task that sleeps."""
+        for _ in range(64):  # where the generator is behind, answers are let in now and then
+            pool.begin(min(due, time.perf_counter()), payload, number)  # timers may fire a little early
+            following = next(coming, None)
+            if following is None:
+                sent_all.set()
+                return
+            number, (moment, payload) = following
+            due = start + moment
+            if due > time.perf_counter():
+                break
+        loop.call_at(due + offset, send, number, due, payload)
+
+    if (first := next(coming, None)) is not None:
+        number, (moment, payload) = first
+        loop.call_at(start + moment + offset, send, number, start + moment, payload)
+        await sent_all.wait()
     seen = await pool.close(patience=patience)
     seen.seconds, seen.cpu = time.perf_counter() - start, time.process_time() - spent
     return seen

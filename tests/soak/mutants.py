@@ -236,7 +236,7 @@ MUTANTS = (
     Mutant(
         "a line without end",
         "batching",
-        "return self.held + cost <= self.limits.queue or self.held == 0",
+        "return self.held + cost <= self.room() or self.held == 0",
         "return True",
         "batching",
     ),

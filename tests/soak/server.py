@@ -21,7 +21,7 @@ from soak.load import Seen, closed_loop, due_times, message, open_loop, run
 HERE = Path(__file__).resolve().parent
 DATA = Path(os.environ.get("VITKIT_TEST_DATA", HERE.parents[2] / "shared" / "data"))
 WEIGHTS, PHOTOS = DATA / "weights" / "Ti_16-augreg-imagenet.npz", DATA / "photos"
-CLIENTS = 12
+CLIENTS = 8
 """Of a closed loop: enough to fill batches, and fewer than `limits.queue` takes."""
 
 

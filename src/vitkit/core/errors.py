@@ -1,5 +1,6 @@
 """Errors that say what was expected, what came, and what to do; the command line prints them as two lines."""
 
+import math
 from collections.abc import Iterable
 from difflib import get_close_matches
 
@@ -70,6 +71,17 @@ def check_positive(name: str, number: int | float) -> None:
     """
     if not number > 0:
         raise ConfigError(f"{name} must be positive", expected="more than 0", got=number)
+
+
+def check_not_negative(name: str, number: int | float) -> None:
+    """Refuse a number that must be zero or more, and finite.
+
+    >>> check_not_negative("engine.merge", -1)
+    Traceback (most recent call last):
+    vitkit.core.errors.ConfigError: engine.merge cannot be negative (expected 0 or more, got -1)
+    """
+    if not 0 <= number < math.inf:
+        raise ConfigError(f"{name} cannot be negative", expected="0 or more", got=number)
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str | None:

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageEnhance
 
-from vitkit.core.errors import ConfigError, UnknownNameError, did_you_mean
+from vitkit.core.errors import ConfigError, UnknownNameError, check_not_negative, did_you_mean
 from vitkit.core.shapes import pair
 from vitkit.data.geometry import crop, crop_resize, flip, planes, sampled
 from vitkit.data.randaugment import check_magnitude, randaugment
@@ -58,9 +58,7 @@ class AugmentConfig:
             raise ConfigError("augment.crop_aspect is not a range", expected="0 < a ≤ b", got=[narrow, wide])
         check_magnitude(self.randaugment_magnitude)
         for name in ("pad", "randaugment_layers", "colour_jitter", "erasing", "mixup", "cutmix"):
-            number = getattr(self, name)
-            if not 0 <= number < math.inf:
-                raise ConfigError(f"augment.{name} cannot be negative", expected="0 or more", got=number)
+            check_not_negative(f"augment.{name}", getattr(self, name))
         if self.erasing > 1:
             raise ConfigError("augment.erasing is not a probability", expected="0…1", got=self.erasing)
 

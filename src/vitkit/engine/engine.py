@@ -34,6 +34,14 @@ class Engine(Protocol):
         """Features and logits, in one pass; a model without classes gives its features twice."""
 
 
+@runtime_checkable
+class Divisible(Engine, Protocol):
+    """An engine whose callers may each have a thread of their own."""
+
+    def apart(self) -> Engine:
+        """The same engine on its caller's thread alone, where callers at the same time are in nobody's way."""
+
+
 def check_precision(name: str) -> Precision:
     """The precision of that name.
 

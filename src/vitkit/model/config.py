@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from vitkit.core.errors import ConfigError, check_positive, check_share
+from vitkit.core.errors import ConfigError, check_not_negative, check_positive, check_share
 from vitkit.core.shapes import Size, pair
 from vitkit.model.encoder import BlockConfig
 from vitkit.model.heads import HeadConfig
@@ -113,8 +113,7 @@ def sizes_are_positive(config: ViTConfig) -> None:
     for name in ("channels", "width", "depth", "heads", "mlp_dim"):
         check_positive(name, getattr(config, name))
     for name, count in (("classes", config.classes), ("tokens.registers", config.tokens.registers)):
-        if count < 0:
-            raise ConfigError(f"{name} must not be negative", expected="0 or more", got=count)
+        check_not_negative(name, count)
 
 
 def sizes_are_possible(config: ViTConfig) -> None:

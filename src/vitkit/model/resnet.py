@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from vitkit.core.errors import ConfigError, check_positive
+from vitkit.core.errors import ConfigError, check_not_negative, check_positive
 from vitkit.core.shapes import Float, Size, Tensor, pair
 from vitkit.model.initialise import initialise
 from vitkit.model.inputs import check_images
@@ -251,8 +251,7 @@ class BiTConfig:
         check_resnet(self.units, self.root_width)
         check_positive("channels", self.channels)
         check_positive("image_size", min(pair(self.image_size)))
-        if self.classes < 0:
-            raise ConfigError("classes must not be negative", expected="0 or more", got=self.classes)
+        check_not_negative("classes", self.classes)
 
     @property
     def root_width(self) -> int:

@@ -1,7 +1,7 @@
 """Accepted requests go in, the worker gets as many as it can use and each gets one answer, or learns why there is none.
 
-The line is short on purpose: what would wait for long is refused at once, while refusing is cheap. Predictions go
-before attention. The worker has at most two batches, one that is computed and one that is decoded meanwhile.
+The line is short on purpose: what would wait for long is refused at once, while refusing is cheap. A rush may fill it;
+one that stays is no rush but too many clients, and half of it is enough for those. Predictions go before attention.
 """
 
 import asyncio
@@ -56,6 +56,10 @@ class Line:
         self.at_work: dict[int, Ticket] = {}
         self.held = 0
         self.working = 0
+        self.takes = 2 * limits.batch
+        """Images that keep the worker busy; more of them need not be there."""
+        self.long_since = math.inf
+        self.cut_until = -math.inf
         self.numbers = 0
         self.seconds_an_image = 0.05
         self.send: Send | None = None
@@ -64,7 +68,33 @@ class Line:
 
     def has_room(self, cost: int = 1) -> bool:
         """Whether so many images more are accepted; an empty line takes any request."""
-        return self.held + cost <= self.limits.queue or self.held == 0
+        return self.held + cost <= self.room() or self.held == 0
+
+    def room(self) -> int:
+        """Images that may be in line now: half as many once it has been more than half full for longer than a rush.
+
+        That lasts until nobody has been refused for as long. While a worker is replaced, a long line is no sign of too
+        many clients.
+        """
+        now = time.monotonic()
+        if now - self.long_since > self.rush and self.send is not None:
+            self.cut_until = now + self.rush
+        return self.half if now < self.cut_until else self.most
+
+    @property
+    def most(self) -> int:
+        """Images that may be in line in a rush."""
+        return self.limits.queue or 2 * self.takes
+
+    @property
+    def half(self) -> int:
+        """Images that may be in line for long."""
+        return max(1, self.most // 2)
+
+    @property
+    def rush(self) -> float:
+        """Seconds that a rush may last: what the worker needs for half of the line."""
+        return self.half * self.seconds_an_image
 
     def retry_after(self) -> int:
         """Whole seconds after which there should be room."""
@@ -72,6 +102,9 @@ class Line:
 
     def busy(self) -> Refusal:
         """The refusal where there is no room."""
+        now = time.monotonic()
+        if now < self.cut_until:
+            self.cut_until = now + self.rush
         return Refusal(
             429,
             "the server is busy: as many images wait as it accepts",
@@ -128,7 +161,7 @@ class Line:
             return None  # one of these was there when a worker died: alone, it harms no other
         if has_waited:
             return line
-        most = 0 if line is self.looking else 2 * self.limits.batch
+        most = 0 if line is self.looking else self.takes
         return line if self.working + line[0].cost <= most else None
 
     # Coming back
@@ -185,6 +218,10 @@ class Line:
 
     def _hold(self, cost: int) -> None:
         self.held += cost
+        if self.held <= self.half:
+            self.long_since = math.inf
+        elif self.long_since == math.inf:
+            self.long_since = time.monotonic()
         self.metrics.waiting.set(self.held)
 
     def _release(self, ticket: Ticket) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from vitkit.core.config import apply_overrides
-from vitkit.core.errors import ConfigError, check_positive, did_you_mean
+from vitkit.core.errors import ConfigError, check_not_negative, check_positive, did_you_mean
 
 Precision = Literal["fp32", "bf16", "int8"]
 PRECISIONS: tuple[Precision, ...] = ("fp32", "bf16", "int8")
@@ -21,13 +21,13 @@ LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")
 class LimitsConfig:
     """What a client may use at most: numbers of things, seconds, bytes."""
 
-    queue: int = 16
-    """Images that are accepted and not yet answered, those at work included; beyond, 429. With random
-    arrivals at 70 % of capacity, two batches refuse one request in 1,000, and the slowest accepted answers of an
-    overloaded server take less than twice as long as then; a longer line would only let everyone wait."""
+    queue: int = 0
+    """Images that are accepted and not yet answered, those at work included; beyond, 429. It is for rushes: where it
+    stays more than half full, no more than half is used, for everyone in it would only wait. 0 is ten for each thread
+    of our own engine, or four batches of another."""
     batch: int = 8
-    """Images that go through a model together. On a CPU our engine takes them one by one, and more gain nothing; fewer
-    leave the worker without work while an overloaded front refuses."""
+    """Images that go through a model together. Our own engine takes them one by one, each on a thread, and what waits
+    is shared out; on a GPU they are one product."""
     deadline: float = 10.0
     """Seconds from a request's last byte to its answer; beyond, 504."""
     receive: float = 10.0
@@ -49,7 +49,11 @@ class LimitsConfig:
 
     def __post_init__(self) -> None:
         for field in fields(self):
-            check_positive(f"limits.{field.name}", getattr(self, field.name))
+            name, value = f"limits.{field.name}", getattr(self, field.name)
+            if field.name == "queue":
+                check_not_negative(name, value)
+            else:
+                check_positive(name, value)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +63,8 @@ class EngineConfig:
     threads: int = 0
     """Threads of one batch; 0 is as many as torch takes, one for each core."""
     decoders: int = 0
-    """Threads that decode images while a batch runs; 0 is one for every two cores, at most 4."""
+    """Threads that decode images while a batch runs; 0 is one for every two cores, at most 4. With our own engine each
+    thread decodes what it computes, and this is not used."""
     device: str = "auto"
     """cpu, cuda, mps, or auto: a GPU where there is one."""
     merge: int = 0
@@ -67,8 +72,7 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         for name in ("threads", "decoders", "merge"):
-            if getattr(self, name) < 0:
-                raise ConfigError(f"engine.{name} cannot be negative", got=getattr(self, name))
+            check_not_negative(f"engine.{name}", getattr(self, name))
 
 
 @dataclass(frozen=True, kw_only=True)

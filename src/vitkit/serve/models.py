@@ -21,7 +21,7 @@ from vitkit.data.transforms import Preprocessing
 from vitkit.data.verify import read_image
 from vitkit.engine.agreement import Agreement, agreement
 from vitkit.engine.compiled import PATIENCE
-from vitkit.engine.engine import CPU
+from vitkit.engine.engine import CPU, Divisible
 from vitkit.inspection.attention import head_maps, rollout
 from vitkit.model.config import ViTConfig
 from vitkit.model.encoder import Keep
@@ -52,9 +52,12 @@ class Served:
         self.name, self.precision = config.name, config.precision
         self.predictor = Predictor(loaded or config.place, device=device, precision=config.precision, merge=merge)
         self.model = self.predictor.model
+        engine = self.predictor.engine
+        self.apart = engine.apart() if isinstance(engine, Divisible) else None
+        """The engine on one thread alone, where it can be."""
         self.agreement: Agreement | None = None
         self.seconds = 0.0
-        """That a batch takes."""
+        """That a batch takes, at most."""
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -83,8 +86,12 @@ class Served:
         return self.predictor.engine.name
 
     @torch.inference_mode()
-    def answer(self, images: Float[Tensor, "B C H W"]) -> tuple[Float[Tensor, "B F"], Float[Tensor, "B Y"]]:
-        """Features and logits of a batch; a model without classes gives its features twice."""
+    def answer(
+        self, images: Float[Tensor, "B C H W"], *, apart: bool = False
+    ) -> tuple[Float[Tensor, "B F"], Float[Tensor, "B Y"]]:
+        """Features and logits of a batch, on all threads or the caller's alone; without classes, the features twice."""
+        if apart and self.apart is not None:
+            return self.apart.answer(images)
         return self.predictor.answer(images)
 
     def agree(self, batches: Sequence[Float[Tensor, "B C H W"]]) -> None:
@@ -198,6 +205,8 @@ def calibration_batches(place: str, how: Preprocessing, *, batch: int) -> list[F
 def warm_up(served: Served, *, batch: int) -> None:
     """Let the model answer once alone and twice in a batch: the first time takes longest, the last is measured.
 
+    What a thread alone would take for a batch is reckoned from one image.
+
     On a GPU it is asked until it compiles, which clients would wait for, and for two sizes of batches, for all.
     """
     image = torch.zeros(1, served.preprocessing.channels, *served.sides)
@@ -206,3 +215,7 @@ def warm_up(served: Served, *, batch: int) -> None:
         began = time.monotonic()
         served.answer(image.expand(count, -1, -1, -1).contiguous())
         served.seconds = time.monotonic() - began
+    if served.apart is not None:
+        began = time.monotonic()
+        served.answer(image, apart=True)
+        served.seconds = max(served.seconds, batch * (time.monotonic() - began))

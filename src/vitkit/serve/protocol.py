@@ -7,14 +7,15 @@ connection notes since when it waits for the client, and a sweep four times a se
 import asyncio
 import heapq
 import time
+from collections.abc import Iterable
 from typing import cast
 
 from uvicorn._types import ASGI3Application
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
-from vitkit.serve.answers import error_body
+from vitkit.serve.answers import JSON, Refusal, error_body
 from vitkit.serve.config import LimitsConfig
-from vitkit.serve.gate import NO_STORE, SECURITY
+from vitkit.serve.gate import NO_STORE, SECURITY, Gate, Scope
 
 MOST_HEADERS = 65_536
 """Bytes of the request line and headers."""
@@ -29,6 +30,12 @@ ALWAYS = b"".join(b"%b: %b\r\n" % header for header in (*SECURITY, NO_STORE))
 """Headers of what a connection says itself, as of all other answers."""
 
 
+def answer(status: int, headers: Iterable[tuple[bytes, bytes]], body: bytes) -> bytes:
+    """An answer as it goes over the wire."""
+    lines = [*(b"%b: %b\r\n" % header for header in headers), b"content-length: %d\r\n\r\n" % len(body)]
+    return b"".join((STATUS_LINE[status], ALWAYS, *lines, body))
+
+
 class TooManyError(Exception):
     """More requests came at once than a client reads the answers of; raised so that the parser goes no further."""
 
@@ -37,6 +44,7 @@ class Connection(HttpToolsProtocol):
     """One client's connection."""
 
     limits: LimitsConfig
+    gate: Gate
     draining = False
 
     # What is known of it
@@ -55,6 +63,8 @@ class Connection(HttpToolsProtocol):
     closes = False
     """Whether the connection ends with the present request."""
     discarded = 0
+    deciding = False
+    """Whether the headers that have just come are the first of what was received together."""
     running: RequestResponseCycle | None = None
 
     @property
@@ -87,7 +97,20 @@ class Connection(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
         self.running = cycle
-        super()._start_asgi_task(cycle, app)
+        is_plain = cycle.keep_alive and not (self.draining or self.expect_100_continue or self.flow.write_paused)
+        refusal = self.gate.full(cast("Scope", cycle.scope)) if self.deciding and is_plain else None
+        if refusal is None:
+            super()._start_asgi_task(cycle, app)
+        else:
+            self.refuse(cycle, refusal)
+
+    def refuse(self, cycle: RequestResponseCycle, refusal: Refusal) -> None:
+        """Answer a request whose body is still to come, and which nobody else will hear of."""
+        known = [*self.server_state.default_headers, (b"content-type", JSON.encode())]
+        said = [(name.encode(), value.encode()) for name, value in refusal.headers.items()]
+        self.transport.write(answer(refusal.status, [*known, *said], refusal.body()))
+        cycle.response_started = cycle.response_complete = True
+        self.server_state.total_requests += 1
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The client has gone; uvicorn tells the last request on the connection, which need not be the one at work."""
@@ -104,6 +127,7 @@ class Connection(HttpToolsProtocol):
             self.header_bytes += len(data)
         else:
             self.other_bytes += len(data)
+        self.deciding = True
         super().data_received(data)
         if self.in_headers and self.header_bytes > MOST_HEADERS:
             self.say(431, f"the headers are longer than {MOST_HEADERS:,} bytes")
@@ -128,6 +152,7 @@ class Connection(HttpToolsProtocol):
             self.transport.abort()
             raise TooManyError
         super().on_headers_complete()
+        self.deciding = False
         self.in_headers, self.header_bytes = False, 0
         # To close while the client sends would reset the connection, and it would never read why it was refused.
         # One that waits for a go-ahead sends nothing yet, and may never: then the connection ends with the answer.
@@ -193,11 +218,9 @@ class Connection(HttpToolsProtocol):
         earlier = self.in_headers or not self.receiving
         due = self.had_request and not self.cycle.response_complete and (earlier or self.cycle.response_started)
         if not due and not self.pipeline:
-            body = error_body(error)
-            after = b"" if retry_after is None else b"retry-after: %d\r\n" % retry_after
-            head = b"content-type: application/json\r\nconnection: close\r\n"
-            length = b"content-length: %d\r\n\r\n" % len(body)
-            self.transport.write(STATUS_LINE[status] + ALWAYS + head + after + length + body)
+            after = [] if retry_after is None else [(b"retry-after", b"%d" % retry_after)]
+            headers = [(b"content-type", JSON.encode()), (b"connection", b"close"), *after]
+            self.transport.write(answer(status, headers, error_body(error)))
         self.transport.close()
 
     def sweep(self, now: float) -> None:
@@ -228,6 +251,6 @@ class Connection(HttpToolsProtocol):
             self.say(408, f"the request was not received within {self.limits.receive:g} s")
 
 
-def connection_class(limits: LimitsConfig) -> type[Connection]:
-    """The protocol with these limits; uvicorn makes one object a connection and passes none of its own."""
-    return type("LimitedConnection", (Connection,), {"limits": limits})
+def connection_class(limits: LimitsConfig, gate: Gate) -> type[Connection]:
+    """The protocol with these limits and gate; uvicorn makes one object a connection and passes none of its own."""
+    return type("LimitedConnection", (Connection,), {"limits": limits, "gate": gate})

@@ -246,13 +246,12 @@ class Supervisor:
             self.busy, self.decoding = seconds_of(head["busy"]), seconds_of(head["decoding"])
         elif "batch" in head:
             kind, images, seconds = head["attention"], int(head["batch"]), seconds_of(head["seconds"])
-            self.busy = 0.0
             self.slowest[kind] = max(seconds, 0.99 * self.slowest[kind])
             self.metrics.computed(images, seconds)
             if not kind:
-                self.line.computed(images, seconds)
+                self.line.computed(images, seconds / max(1, int(head["beside"])))
         elif "ready" in head:
-            self.measured = seconds_of(head["seconds"])
+            self.measured, self.line.takes = seconds_of(head["seconds"]), max(1, int(head["takes"]))
             self._is_ready(head["ready"])
         elif "failed" in head:
             self._has_failed(StartError(head["failed"], hint=head["hint"]))

@@ -2,8 +2,10 @@
 
     python -m vitkit.serve.worker FD
 
-One thread listens and answers whether it is alive, a few prepare images, one runs models: it takes what waits for one
-model, up to a batch, and never waits for more. Signals are the other process's business; when that goes, this goes.
+One thread listens and answers whether it is alive. Where an engine's callers may each have a thread of their own, every
+core has a hand: it takes a request, or its share of those that wait, and sees it through from its bytes to its answer.
+Else a few threads prepare images and one runs models: it takes what waits for one model, up to a batch, and never waits
+for more. Signals are the other process's business; when that goes, this goes.
 """
 
 import contextlib
@@ -32,27 +34,39 @@ from vitkit.serve.wire import Message, frame, messages
 from vitkit.serve.work import SMALLER, Job, Reply, attend, finish, prepare, refused
 
 TOO_LARGE = Refusal(422, "the image is too large for the memory", hint=SMALLER)
+CROWDED = 0.25
+"""Seconds that requests are taken to come one beside the other, once they have."""
 BROKE = Refusal(500, "the server failed on this request", hint="its log says where")
 
 
 class Worker:
-    """The models, the images that are ready for them, and the socket to answer on."""
+    """The models, the requests and images that wait for them, and the socket to answer on."""
 
-    def __init__(self, sock: socket.socket, limits: LimitsConfig, models: dict[str, Served], *, decoders: int) -> None:
+    def __init__(
+        self, sock: socket.socket, limits: LimitsConfig, models: dict[str, Served], *, hands: int = 0, decoders: int = 1
+    ) -> None:
         self.sock, self.limits, self.models = sock, limits, models
+        self.hands, self.decoders = hands, decoders
         self.gate = Gate(max_bytes=limits.bytes, max_pixels=limits.pixels)
-        self.decoders = decoders
         self.arrived: queue.SimpleQueue[tuple[Message, bytes]] = queue.SimpleQueue()
         self.changed = threading.Condition()
         self.ready: deque[Job] = deque()
         self.attention: deque[Job] = deque()
         self.sending = threading.Lock()
-        self.busy_since: float | None = None
         self.decoding: dict[int, float] = {}
+        self.computing: dict[int, float] = {}
+        self.in_hand: dict[int, int] = {}
+        self.crowded_until = 0.0
+
+    @property
+    def takes(self) -> int:
+        """Images that keep it busy: for each hand one and a few to come, or a batch and the next one."""
+        return 5 * self.hands or 2 * self.limits.batch
 
     def listen(self, arriving: Iterator[tuple[Message, bytes]]) -> None:
         """Take messages until the other side goes."""
-        for work, count in ((self.compute, 1), (self.decode, self.decoders)):
+        crew = [(self.see_through, self.hands)] if self.hands else [(self.compute, 1), (self.decode, self.decoders)]
+        for work, count in crew:
             for _ in range(count):
                 threading.Thread(target=or_else_all_ends, args=(work,), name=work.__name__, daemon=True).start()
         for head, payload in arriving:
@@ -61,43 +75,51 @@ class Worker:
             else:
                 self.arrived.put((head, payload))
 
+    def pulse(self, head: Message) -> Message:
+        """That this process is alive, and for how long the oldest of its present work has gone on."""
+        now = time.monotonic()
+        busy, decoding = (now - min(list(begun.values()), default=now) for begun in (self.computing, self.decoding))
+        return {"pong": head["ping"], "busy": busy, "decoding": decoding}
+
+    # Each hand for itself
+
+    def see_through(self) -> None:
+        """Take requests and answer them, again and again."""
+        me = threading.get_ident()
+        while True:
+            requests = [self.arrived.get()]
+            share = min(self.limits.batch, self.arrived.qsize() // self.hands)
+            with contextlib.suppress(queue.Empty):  # another hand was faster
+                while len(requests) < share:
+                    requests.append(self.arrived.get_nowait())
+            self.in_hand[me] = len(requests)
+            apart = self.is_crowded()
+            prepared = [self.prepared(*requests.pop(0)) for _ in range(len(requests))]
+            for jobs in batches([job for job in prepared if job is not None]):
+                self.run(jobs, apart=apart)
+            del self.in_hand[me]
+
+    def is_crowded(self) -> bool:
+        """Whether there is a request for each hand, or was a moment ago.
+
+        Then an image has one thread: threads that share an image wait for each other, and for whoever else needs the
+        core meanwhile. Who comes alone has all of them.
+        """
+        now = time.monotonic()
+        if sum(list(self.in_hand.values())) + self.arrived.qsize() >= self.hands:
+            self.crowded_until = now + CROWDED
+        return now < self.crowded_until
+
+    # Some prepare, one computes
+
     def decode(self) -> None:
         """Prepare the images of one request after the other."""
         while True:
-            self.make_ready(*self.arrived.get())
-
-    def pulse(self, head: Message) -> Message:
-        """That this process is alive, and for how long its present work has gone on."""
-        now = time.monotonic()
-        busy = self.busy_since
-        oldest = min(list(self.decoding.values()), default=None)
-        return {
-            "pong": head["ping"],
-            "busy": 0.0 if busy is None else now - busy,
-            "decoding": 0.0 if oldest is None else now - oldest,
-        }
-
-    def make_ready(self, head: Message, body: bytes) -> None:
-        """Prepare the images of a request and hand them on; what cannot be is answered here."""
-        job = Job(id=head["id"], asked=head, served=self.models[head["model"]])
-        self.decoding[job.id] = time.monotonic()
-        try:
-            # What a request said of itself to get into line holds; a list of images cannot say too little.
-            most = min(self.limits.images, head["cost"]) if head["do"] == "infer" else self.limits.images
-            prepare(job, body, gate=self.gate, most=most)
-        except Refusal as refusal:
-            self.send(reply(job, refused(refusal)))
-        except MemoryError:
-            self.send(reply(job, refused(TOO_LARGE)))
-        except Exception:
-            say_what_broke()
-            self.send(reply(job, refused(BROKE)))
-        else:
-            with self.changed:
-                (self.attention if head["do"] == "attention" else self.ready).append(job)
-                self.changed.notify()
-        finally:
-            del self.decoding[job.id]
+            job = self.prepared(*self.arrived.get())
+            if job is not None:
+                with self.changed:
+                    (self.attention if is_attention(job) else self.ready).append(job)
+                    self.changed.notify()
 
     def compute(self) -> None:
         """Run batch after batch."""
@@ -105,13 +127,7 @@ class Worker:
             with self.changed:
                 self.changed.wait_for(lambda: self.ready or self.attention)
                 jobs = self.take()
-            self.busy_since = began = time.monotonic()
-            replies = self.answers(jobs)
-            seconds, self.busy_since = time.monotonic() - began, None
-            images = sum(job.count for job in jobs)
-            attention = jobs[0].asked["do"] == "attention"
-            done = {"batch": images, "seconds": round(seconds, 6), "attention": attention}
-            self.send((done, b""), *map(reply, jobs, replies))
+            self.run(jobs)
 
     def take(self) -> list[Job]:
         """What goes next: a question about attention, or as many jobs for one model as fit into a batch.
@@ -133,13 +149,51 @@ class Worker:
         self.ready = others
         return jobs
 
-    def answers(self, jobs: list[Job]) -> list[Reply]:
+    # What both do
+
+    def prepared(self, head: Message, body: bytes) -> Job | None:
+        """A request with its images; None where it cannot be, which is answered here."""
+        job = Job(id=head["id"], asked=head, served=self.models[head["model"]])
+        self.decoding[job.id] = time.monotonic()
+        try:
+            # What a request said of itself to get into line holds; a list of images cannot say too little.
+            most = min(self.limits.images, head["cost"]) if head["do"] == "infer" else self.limits.images
+            prepare(job, body, gate=self.gate, most=most)
+        except Refusal as refusal:
+            self.send(reply(job, refused(refusal)))
+        except MemoryError:
+            self.send(reply(job, refused(TOO_LARGE)))
+        except Exception:
+            say_what_broke()
+            self.send(reply(job, refused(BROKE)))
+        else:
+            return job
+        finally:
+            del self.decoding[job.id]
+        return None
+
+    def run(self, jobs: list[Job], *, apart: bool = False) -> None:
+        """Compute and answer one batch, on all threads or on this one alone."""
+        me = threading.get_ident()
+        self.computing[me] = began = time.monotonic()
+        replies = self.answers(jobs, apart=apart)
+        seconds = time.monotonic() - began
+        del self.computing[me]
+        done = {
+            "batch": sum(job.count for job in jobs),
+            "seconds": round(seconds, 6),
+            "attention": is_attention(jobs[0]),
+            "beside": self.hands if apart else 1,
+        }
+        self.send((done, b""), *map(reply, jobs, replies))
+
+    def answers(self, jobs: list[Job], *, apart: bool = False) -> list[Reply]:
         """The answers of one batch; what goes wrong is said to those whom it concerns."""
         try:
-            if jobs[0].asked["do"] == "attention":
+            if is_attention(jobs[0]):
                 return [attend(jobs[0])]
             images = torch.cat([job.images for job in jobs if job.images is not None])
-            parts = [jobs[0].served.answer(part) for part in images.split(self.limits.batch)]
+            parts = [jobs[0].served.answer(part, apart=apart) for part in images.split(self.limits.batch)]
             features, logits = (torch.cat(each).split([job.count for job in jobs]) for each in zip(*parts, strict=True))
         except Refusal as refusal:
             return [refused(refusal)] * len(jobs)
@@ -165,6 +219,19 @@ class Worker:
         parts = [part for head, body in messages for part in (frame(head, len(body)), body)]
         with self.sending, contextlib.suppress(ConnectionError):
             self.sock.sendall(b"".join(parts))
+
+
+def is_attention(job: Job) -> bool:
+    """Whether it asks where a model looks, which is a pass of its own."""
+    return bool(job.asked["do"] == "attention")
+
+
+def batches(jobs: list[Job]) -> list[list[Job]]:
+    """What may be computed together: predictions of one model."""
+    found: dict[object, list[Job]] = {}
+    for job in jobs:
+        found.setdefault(job.id if is_attention(job) else job.served, []).append(job)
+    return list(found.values())
 
 
 def or_else_all_ends(work: Callable[[], None]) -> None:
@@ -216,9 +283,11 @@ def serve(sock: socket.socket) -> None:
         sock.sendall(frame(failed))
         return
     decoders = settings.engine.decoders or max(1, min(4, len(os.sched_getaffinity(0)) // 2))
-    worker = Worker(sock, settings.limits, models, decoders=decoders)
+    hands = torch.get_num_threads() if all(served.apart for served in models.values()) else 0
+    worker = Worker(sock, settings.limits, models, hands=hands, decoders=decoders)
     descriptions = [served.description() for served in models.values()]
-    worker.send(({"ready": descriptions, "seconds": max(served.seconds for served in models.values())}, b""))
+    seconds = max(served.seconds for served in models.values())
+    worker.send(({"ready": descriptions, "seconds": seconds, "takes": worker.takes}, b""))
     worker.listen(arriving)
 
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from vitkit.core.errors import ConfigError, check_positive, check_share
+from vitkit.core.errors import ConfigError, check_not_negative, check_positive, check_share
 from vitkit.core.shapes import Size
 from vitkit.data.augment import AugmentConfig
 from vitkit.data.fractals import FractalConfig
@@ -70,8 +70,7 @@ class DataConfig:
         check_positive("data.channels", self.channels)
         if not 0.0 < self.label_share <= 1.0:
             raise ConfigError("data.label_share is not a share", expected="0 < share ≤ 1", got=self.label_share)
-        if self.workers is not None and self.workers < 0:
-            raise ConfigError("data.workers cannot be negative", expected="0 or more", got=self.workers)
+        check_not_negative("data.workers", self.workers or 0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,8 +118,7 @@ class ScheduleConfig:
             )
         length = self.steps if self.epochs is None else self.epochs
         check_positive("schedule.steps" if self.epochs is None else "schedule.epochs", length or 0)
-        if self.warmup_steps < 0:
-            raise ConfigError("schedule.warmup_steps cannot be negative", expected="0 or more", got=self.warmup_steps)
+        check_not_negative("schedule.warmup_steps", self.warmup_steps)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,8 +150,7 @@ class OptimizerConfig:
             check_positive("optimizer.clip", self.clip)
         if not 0.0 < self.layer_decay <= 1.0:
             raise ConfigError("optimizer.layer_decay is not a factor", expected="0 < factor ≤ 1", got=self.layer_decay)
-        if self.weight_decay < 0:
-            raise ConfigError("optimizer.weight_decay cannot be negative", got=self.weight_decay)
+        check_not_negative("optimizer.weight_decay", self.weight_decay)
         check_positive("optimizer.lora_rank", self.lora_rank)
 
 

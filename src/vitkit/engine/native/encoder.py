@@ -6,7 +6,7 @@ It runs what the paper's ViTs and their close relatives are made of. `reason_aga
 import ctypes
 import math
 import weakref
-from copy import deepcopy
+from copy import copy, deepcopy
 from functools import lru_cache
 from pathlib import Path
 
@@ -110,6 +110,8 @@ class NativeEngine:
         self._finalizer = weakref.finalize(self, self._library.vitkit_destroy, self._engine)
         self._finalizer.atexit = False  # a daemon thread may still be running it then, and the process ends anyway
         self._pooling = _Pooling(model) if model.config.pooling == "map" else None
+        self._whole: NativeEngine | None = None
+        """Whose weights it reads, if they are not its own."""
 
     @property
     def name(self) -> str:
@@ -122,6 +124,12 @@ class NativeEngine:
     def bytes(self) -> int:
         """The memory of the packed weights."""
         return int(self._library.vitkit_bytes(self._engine))
+
+    def apart(self) -> "NativeEngine":
+        """The same engine, on its caller's thread alone: callers at the same time are in nobody's way."""
+        one = copy(self)
+        one.threads, one._whole = 1, self
+        return one
 
     def features(self, images: Float[Tensor, "B C H W"]) -> Float[Tensor, "B F"]:
         """What the head reads of each image."""

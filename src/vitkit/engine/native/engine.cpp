@@ -13,21 +13,30 @@ class Engine {
     virtual size_t bytes() const = 0;
 };
 
+// The room that one call works in, and what it does there.
 template <class Format>
-class EngineOf final : public Engine {
+class Room {
   public:
-    EngineOf(const VitkitSizes& sizes, const VitkitWeights& weights, const VitkitLayer* layers)
-        : model_(sizes, weights, layers) {}
+    explicit Room(const Model<Format>& model) : model_(model) {}
 
-    size_t bytes() const override { return model_.bytes(); }
+    void reserve(size_t batch, int threads) {
+        const size_t tokens = model_.tokens, width = model_.sizes.width, together = batch % threads;
+        const size_t kept = model_.reads_class_tokens() ? batch * model_.sizes.class_tokens : batch;
+        if (spaces_.size() < size_t(threads)) spaces_.resize(threads);
+        if (batch >= size_t(threads))
+            for (int number = 0; number < threads; number++) spaces_[number].reserve(model_, tokens);
+        const size_t rows = together * tokens;
+        shared_.reserve(model_, rows > kept ? rows : kept);
+        residual_.reserve(kept, width), mixed_.reserve(kept, width);
+        pooled_.reserve(batch, model_.pooled_width()), hidden_.reserve(batch, model_.features());
+        logits_.reserve(batch, model_.sizes.classes + 1);
+        const size_t longest = model_.patch_values > width ? model_.patch_values : width;
+        while (scratch_.size() < size_t(threads))
+            scratch_.push_back(std::make_unique<Scratch<Format>>(Scratch<Format>{
+                HeadOf<Format>(tokens, width / model_.sizes.heads), Block<float>(rounded_up(longest, tile_columns) + 1)}));
+    }
 
-    void run(const float* images, size_t batch, float* tokens, float* features, float* logits, int threads) override {
-        Pool& threads_of_all = pool();
-        const std::lock_guard<std::mutex> alone(threads_of_all.turn());
-        {
-            const std::lock_guard<std::mutex> unforked(threads_of_all.growing());
-            reserve(batch, threads);
-        }
+    void run(const float* images, size_t batch, float* tokens, float* features, float* logits, int threads) {
         Barrier all, none;
         all.reset(threads);
         none.reset(1);
@@ -35,7 +44,7 @@ class EngineOf final : public Engine {
         // Whole images a thread while there is one for each; what is left, all together.
         const size_t together = batch % threads, alone_each = batch - together;
         const size_t pixels = size_t(model_.sizes.channels) * model_.sizes.image_height * model_.sizes.image_width;
-        threads_of_all.run(threads, [&](int number) {
+        pool().run(threads, [&](int number) {
             [[maybe_unused]] const NoDenormals quick{};
             const Member single{0, 1, &none}, member{number, threads, &all};
             Forward<Format> own(model_, spaces_[number], *scratch_[number], single);
@@ -56,26 +65,6 @@ class EngineOf final : public Engine {
     }
 
   private:
-    void reserve(size_t batch, int threads) {
-        const size_t tokens = model_.tokens, width = model_.sizes.width, together = batch % threads;
-        const size_t kept = model_.reads_class_tokens() ? batch * model_.sizes.class_tokens : batch;
-        if (batch >= size_t(threads)) {
-            if (spaces_.size() < size_t(threads)) spaces_.resize(threads);
-            for (int number = 0; number < threads; number++) spaces_[number].reserve(model_, tokens);
-        } else if (spaces_.size() < size_t(threads)) {
-            spaces_.resize(threads);
-        }
-        const size_t rows = together * tokens;
-        shared_.reserve(model_, rows > kept ? rows : kept);
-        residual_.reserve(kept, width), mixed_.reserve(kept, width);
-        pooled_.reserve(batch, model_.pooled_width()), hidden_.reserve(batch, model_.features());
-        logits_.reserve(batch, model_.sizes.classes + 1);
-        const size_t longest = model_.patch_values > width ? model_.patch_values : width;
-        while (scratch_.size() < size_t(threads))
-            scratch_.push_back(std::make_unique<Scratch<Format>>(Scratch<Format>{
-                HeadOf<Format>(tokens, width / model_.sizes.heads), Block<float>(rounded_up(longest, tile_columns) + 1)}));
-    }
-
     // What is read of images once they are encoded: class tokens, the mean of patches, or all tokens.
     void keep(const Forward<Format>& of, const Workspace<Format>& space, size_t first, size_t count, float* tokens) {
         const size_t width = model_.sizes.width, class_tokens = model_.sizes.class_tokens, prefix = model_.sizes.prefix;
@@ -138,11 +127,52 @@ class EngineOf final : public Engine {
         of.each(batch, [&](size_t row) { std::memcpy(logits + row * classes, logits_.row(row), classes * 4); });
     }
 
-    Model<Format> model_;
+    const Model<Format>& model_;
     std::vector<Workspace<Format>> spaces_;
     Workspace<Format> shared_;
     std::vector<std::unique_ptr<Scratch<Format>>> scratch_;
     Matrix residual_, mixed_, pooled_, hidden_, logits_;
+};
+
+template <class Format>
+class EngineOf final : public Engine {
+  public:
+    EngineOf(const VitkitSizes& sizes, const VitkitWeights& weights, const VitkitLayer* layers)
+        : model_(sizes, weights, layers) {}
+
+    size_t bytes() const override { return model_.bytes(); }
+
+    void run(const float* images, size_t batch, float* tokens, float* features, float* logits, int threads) override {
+        if (threads > 1) {
+            const std::lock_guard<std::mutex> alone(pool().turn());
+            reserve(together_, batch, threads);
+            together_.run(images, batch, tokens, features, logits, threads);
+        } else {  // who needs no thread but his own is in nobody's way
+            std::unique_ptr<Room<Format>> room = free_room();
+            reserve(*room, batch, 1);
+            room->run(images, batch, tokens, features, logits, 1);
+            const std::lock_guard<std::mutex> unforked(pool().growing());
+            free_.push_back(std::move(room));
+        }
+    }
+
+  private:
+    void reserve(Room<Format>& room, size_t batch, int threads) {
+        const std::lock_guard<std::mutex> unforked(pool().growing());
+        room.reserve(batch, threads);
+    }
+
+    std::unique_ptr<Room<Format>> free_room() {
+        const std::lock_guard<std::mutex> unforked(pool().growing());
+        if (free_.empty()) return std::make_unique<Room<Format>>(model_);
+        std::unique_ptr<Room<Format>> room = std::move(free_.back());
+        free_.pop_back();
+        return room;
+    }
+
+    const Model<Format> model_;
+    Room<Format> together_{model_};
+    std::vector<std::unique_ptr<Room<Format>>> free_;  // of calls on one thread: as many as there were at once
 };
 
 }  // namespace vitkit

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vitkit.serve.answers import Refusal
-from vitkit.serve.batching import Answered, Line
+from vitkit.serve.batching import LONGEST_CUT, Answered, Line
 from vitkit.serve.config import LimitsConfig
 from vitkit.serve.metrics import Metrics
 from vitkit.serve.wire import Frames, frame
@@ -94,44 +94,38 @@ def test_beyond_the_queue_is_429_with_the_time_that_the_rest_will_take() -> None
     run(story)
 
 
-def test_a_line_that_stays_long_is_cut_to_half_until_nobody_has_been_refused_for_a_while() -> None:
+def test_a_full_line_is_cut_to_half_until_nobody_has_been_refused_for_a_while() -> None:
     async def story() -> None:
         desk = Desk(batch=2, queue=4)
-        desk.line.seconds_an_image = 10.0  # a rush may last for 20 s
+        desk.line.seconds_an_image = 10.0  # so that a while is 20 s
         for _ in range(5):
             await desk.ask()
-        assert desk.refused() == [5]  # a rush may fill it
+        assert desk.refused() == [5]  # a rush may fill it, and no more
         desk.answer(1)
-        desk.line.long_since -= 30.0
-        await desk.ask()
-        assert desk.refused() == [5, 6]  # three are in line, and no rush lasts for so long
         desk.answer(2)
+        await desk.ask()
+        assert desk.refused() == [5, 6]  # two are in line, which is half of it
         desk.answer(3)
         await desk.ask()
-        await desk.ask()
-        assert desk.refused() == [5, 6, 8]  # two are, which is half of it
+        assert desk.refused() == [5, 6]
         desk.line.cut_until -= 30.0
         for _ in range(3):
             await desk.ask()
-        assert desk.refused() == [5, 6, 8, 11]
+        assert desk.refused() == [5, 6, 10]
         desk.finish()
 
     run(story)
 
 
-def test_a_refusal_lets_the_cut_last() -> None:
+def test_who_only_looks_for_room_does_not_let_the_cut_last_and_who_is_refused_does() -> None:
     async def story() -> None:
         desk = Desk(batch=2, queue=4)
         desk.line.seconds_an_image = 10.0
-        for _ in range(4):
+        for _ in range(5):
             await desk.ask()
-        desk.line.long_since -= 30.0
-        await desk.ask()
         before = desk.line.cut_until = desk.line.cut_until - 5.0
-        desk.answer(1)
-        desk.answer(2)
         assert not desk.line.has_room()
-        assert desk.line.cut_until == before  # who only looks is not refused
+        assert desk.line.cut_until == before
         await desk.ask()
         assert desk.line.cut_until > before
         desk.finish()
@@ -139,17 +133,33 @@ def test_a_refusal_lets_the_cut_last() -> None:
     run(story)
 
 
-def test_while_a_worker_is_replaced_a_long_line_is_not_cut() -> None:
+def test_clients_who_never_wait_do_not_keep_the_line_cut_for_ever() -> None:
     async def story() -> None:
         desk = Desk(batch=2, queue=4)
-        desk.fail()
+        desk.line.seconds_an_image = 10.0
+        for _ in range(5):
+            await desk.ask()
+        desk.answer(1)
+        desk.answer(2)
+        desk.line.cut_since -= LONGEST_CUT * 20.0
+        await desk.ask()
+        await desk.ask()
+        assert desk.refused() == [5, 6]  # the first was one too many for half of the line, but not for all of it
+        desk.finish()
+
+    run(story)
+
+
+def test_a_long_list_that_has_no_room_does_not_cut_the_line_for_others() -> None:
+    async def story() -> None:
+        desk = Desk(batch=2, queue=4)
+        desk.line.seconds_an_image = 10.0
+        await desk.ask()
+        await desk.ask(cost=4)
         for _ in range(3):
             await desk.ask()
-        desk.line.long_since -= 1000.0
-        await desk.ask()
-        desk.open()
+        assert desk.refused() == [2]
         desk.finish()
-        assert await desk.results() == [200] * 4
 
     run(story)
 

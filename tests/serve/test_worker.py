@@ -121,8 +121,8 @@ def test_attention_and_predictions_are_both_answered_under_load(server: Running)
             statuses.add(server.post("/v1/predict", picture()).status)
         return statuses
 
-    with ThreadPoolExecutor(3) as pool:
-        asking = [pool.submit(keep_asking) for _ in range(3)]
+    with ThreadPoolExecutor(2) as pool:
+        asking = [pool.submit(keep_asking) for _ in range(2)]
         replies = [server.post("/v1/attention", picture(seed)).status for seed in range(3)]
         stop.set()
         assert set.union(*[one.result() for one in asking]) == {200}

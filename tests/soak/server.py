@@ -22,7 +22,7 @@ HERE = Path(__file__).resolve().parent
 DATA = Path(os.environ.get("VITKIT_TEST_DATA", HERE.parents[2] / "shared" / "data"))
 WEIGHTS, PHOTOS = DATA / "weights" / "Ti_16-augreg-imagenet.npz", DATA / "photos"
 CLIENTS = 8
-"""Of a closed loop: enough to fill batches, and fewer than `limits.queue` takes."""
+"""Of a closed loop: enough to keep every thread at work, and fewer than half of the shortest line."""
 
 
 class ServerError(AssertionError):
@@ -253,5 +253,5 @@ def peak(server: Server, subject: Subject, *, seconds: float) -> float:
     return seen.rate()
 
 
-def at(server: Server, subject: Subject, *, rate: float, seconds: float, even: bool = False) -> Seen:
-    return run(open_loop(server.port, subject.requests(), due_times(rate, seconds=seconds, even=even)))
+def at(server: Server, subject: Subject, *, rate: float, seconds: float, even: bool = False, seed: int = 0) -> Seen:
+    return run(open_loop(server.port, subject.requests(), due_times(rate, seconds=seconds, even=even, seed=seed)))

@@ -1,7 +1,8 @@
 """Accepted requests go in, the worker gets as many as it can use and each gets one answer, or learns why there is none.
 
-The line is short on purpose: what would wait for long is refused at once, while refusing is cheap. A rush may fill it;
-one that stays is no rush but too many clients, and half of it is enough for those. Predictions go before attention.
+The line is short on purpose: what would wait for long is refused at once, while refusing is cheap. A rush may come near
+its end; where somebody finds it full there are too many clients, and half of it is enough until they are fewer.
+Predictions go before attention.
 """
 
 import asyncio
@@ -18,6 +19,8 @@ from vitkit.serve.wire import Message
 
 Body = bytes | bytearray
 Send = Callable[[Message, Body], None]
+LONGEST_CUT = 300
+"""After the time that so many halves of the line take, it is tried whether all of it is enough again."""
 POISON = Refusal(422, "the image could not be processed", hint="it may be damaged; save it again with another program")
 
 
@@ -58,8 +61,7 @@ class Line:
         self.working = 0
         self.takes = 2 * limits.batch
         """Images that keep the worker busy; more of them need not be there."""
-        self.long_since = math.inf
-        self.cut_until = -math.inf
+        self.cut_since = self.cut_until = -math.inf
         self.numbers = 0
         self.seconds_an_image = 0.05
         self.send: Send | None = None
@@ -71,15 +73,8 @@ class Line:
         return self.held + cost <= self.room() or self.held == 0
 
     def room(self) -> int:
-        """Images that may be in line now: half as many once it has been more than half full for longer than a rush.
-
-        That lasts until nobody has been refused for as long. While a worker is replaced, a long line is no sign of too
-        many clients.
-        """
-        now = time.monotonic()
-        if now - self.long_since > self.rush and self.send is not None:
-            self.cut_until = now + self.rush
-        return self.half if now < self.cut_until else self.most
+        """Images that may be in line now: half as many once somebody was refused, until nobody has been for a while."""
+        return self.half if time.monotonic() < self.cut_until else self.most
 
     @property
     def most(self) -> int:
@@ -88,13 +83,8 @@ class Line:
 
     @property
     def half(self) -> int:
-        """Images that may be in line for long."""
+        """Images that may be in line while there are too many clients."""
         return max(1, self.most // 2)
-
-    @property
-    def rush(self) -> float:
-        """Seconds that a rush may last: what the worker needs for half of the line."""
-        return self.half * self.seconds_an_image
 
     def retry_after(self) -> int:
         """Whole seconds after which there should be room."""
@@ -102,15 +92,24 @@ class Line:
 
     def busy(self) -> Refusal:
         """The refusal where there is no room."""
-        now = time.monotonic()
-        if now < self.cut_until:
-            self.cut_until = now + self.rush
+        if not self.has_room():
+            self._cut()
         return Refusal(
             429,
             "the server is busy: as many images wait as it accepts",
             hint="send it again after the seconds in Retry-After",
             headers={"retry-after": str(self.retry_after())},
         )
+
+    def _cut(self) -> None:
+        """Half of the line has to be enough until nobody was refused for as long as that half takes, or for very long.
+
+        Clients who do not wait before they ask again may be few enough for the whole line, and never let it end.
+        """
+        now, half = time.monotonic(), self.half * self.seconds_an_image
+        if now >= self.cut_until:
+            self.cut_since = now
+        self.cut_until = min(now + half, self.cut_since + LONGEST_CUT * half)
 
     async def ask(self, head: Message, body: Body, *, cost: int, gone: Callable[[], bool]) -> Answered:
         """Wait in line for the answer to one request."""
@@ -218,10 +217,6 @@ class Line:
 
     def _hold(self, cost: int) -> None:
         self.held += cost
-        if self.held <= self.half:
-            self.long_since = math.inf
-        elif self.long_since == math.inf:
-            self.long_since = time.monotonic()
         self.metrics.waiting.set(self.held)
 
     def _release(self, ticket: Ticket) -> None:

@@ -61,7 +61,7 @@ class Worker:
     @property
     def takes(self) -> int:
         """Images that keep it busy: for each hand one and a few to come, or a batch and the next one."""
-        return 5 * self.hands or 2 * self.limits.batch
+        return max(10, 5 * self.hands) if self.hands else 2 * self.limits.batch
 
     def listen(self, arriving: Iterator[tuple[Message, bytes]]) -> None:
         """Take messages until the other side goes."""

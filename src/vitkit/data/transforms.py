@@ -158,8 +158,10 @@ class Preprocessing:
         return images.float() * scale + shift
 
     def _shift_and_scale(self, device: torch.device) -> tuple[Tensor, Tensor]:
-        numbers = (torch.tensor(each, dtype=torch.float64, device=device) for each in (self.mean, self.deviation))
-        shift, scale = ((each * 255).float()[:, None, None] for each in numbers)
+        shift, scale = (
+            torch.tensor([[[255 * share]] for share in shares], dtype=torch.float32, device=device)
+            for shares in (self.mean, self.deviation)
+        )
         return shift, scale
 
     def to_hub(self) -> dict[str, object]:

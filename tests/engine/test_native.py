@@ -305,7 +305,8 @@ def test_callers_on_several_threads_each_get_their_own_answer(how) -> None:
     batches = [images_for(model, count) for count in (1, 2, 3, 4)]
     engine = NativeEngine(model, threads=2)
     alone = [engine.features(batch) for batch in batches]
-    engines = {"together": [engine] * 4, "apart": [engine.apart()] * 4, "both": [engine, engine.apart()] * 2}[how]
+    apart = engine.on_threads(1)
+    engines = {"together": [engine] * 4, "apart": [apart] * 4, "both": [engine, apart] * 2}[how]
     right = [False] * len(batches)
 
     def ask(number: int) -> None:
@@ -322,7 +323,7 @@ def test_callers_on_several_threads_each_get_their_own_answer(how) -> None:
 def test_an_engine_apart_keeps_the_weights_that_it_reads() -> None:
     engine = native(model_with(*SMALL))
     images = torch.randn(2, 3, 24, 40)
-    right, one = engine.features(images), engine.apart()
+    right, one = engine.features(images), engine.on_threads(1)
     del engine
     gc.collect()
     assert torch.equal(one.features(images), right)

@@ -97,6 +97,17 @@ def test_a_list_is_answered_in_its_order_and_a_broken_image_alone_has_an_error(
     assert_same(said["results"][2]["predictions"], as_said(predictor, picture(1), top=3))
 
 
+def test_a_text_in_a_list_that_is_not_base64_has_an_error_alone_and_is_400_where_it_is_all_there_is(
+    server: Running, predictor: Predictor
+) -> None:
+    good = json.loads(based(picture(1)))[0]
+    reply = server.post("/v1/predict?top=3", json.dumps(["%%%", good]).encode(), content_type="application/json")
+    assert reply.json["results"][0] == {"error": "not base64"}
+    assert_same(reply.json["results"][1]["predictions"], as_said(predictor, picture(1), top=3))
+    reply = server.post("/v1/predict", b'["%%%"]', content_type="application/json")
+    assert_refused(reply, 400, "not base64", "data:")
+
+
 def test_features_are_the_predictors(server: Running, predictor: Predictor) -> None:
     one = server.post("/v1/features", picture(3)).json["features"]
     several = server.post("/v1/features", based(picture(3), b"x"), content_type="application/json").json["results"]

@@ -5,12 +5,14 @@ The full numbers are those of tests/soak/attacks.py.
 
 import http.client
 import json
+from pathlib import Path
 
 import pytest
 from serve.serving import Running, picture, served, tiny_model
 from soak import attacks
 from soak.bombs import BOMBS
 from soak.faults import Finding
+from soak.mutants import MUTANTS
 from soak.odd import questions
 
 import vitkit
@@ -124,3 +126,9 @@ def test_nothing_but_the_loopback_is_bound(server: Running):
     connection.request("GET", "/v1/models", headers={"Host": "evil.example"})
     assert connection.getresponse().status == 400
     connection.close()
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.what)
+def test_the_faults_that_are_put_into_the_server_can_be_put_in(mutant):
+    source = Path(vitkit.__file__).parent / "serve" / f"{mutant.file}.py"
+    assert source.read_text(encoding="utf-8").count(mutant.old) == 1

@@ -3,6 +3,7 @@
 import asyncio
 import socket
 import time
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from io import BytesIO
@@ -255,6 +256,35 @@ def test_while_a_request_is_at_work_the_next_one_on_its_connection_is_not_too_sl
         assert not wire.closed  # its time begins now
         connection.sweep(time.monotonic() + 100)
         assert wire.closed
+
+    asyncio.run(asyncio.wait_for(story(), PATIENCE))
+
+
+def test_what_was_sent_behind_a_request_is_answered_in_turn_though_there_is_no_room() -> None:
+    """Only what is read first is refused by the connection itself: else nobody would begin what waits behind it."""
+    asked, go_on = [], asyncio.Event()
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        while (await receive())["more_body"]:
+            pass
+        asked.append(scope["path"])
+        await go_on.wait()
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"0")]})
+        await send({"type": "http.response.body", "body": b""})
+
+    async def story() -> None:
+        connection, wire, line = connected_to(app)
+        one = b"POST /v1/predict HTTP/1.1\r\nHost: localhost\r\nContent-Length: 6\r\n\r\nabcdef"
+        connection.data_received(one + one + one[:-3])
+        while not asked:
+            await asyncio.sleep(0)
+        connection.data_received(one[-3:])
+        line.held = 1  # the first has the last place
+        go_on.set()
+        while wire.written.count(b"HTTP/1.1 ") < 3:
+            await asyncio.sleep(0)
+        assert connection.pipeline == deque()
+        connection.connection_lost(None)
 
     asyncio.run(asyncio.wait_for(story(), PATIENCE))
 

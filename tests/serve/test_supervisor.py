@@ -62,9 +62,9 @@ def run(story: Callable[[], Awaitable[None]]) -> None:
         frame({"id": 1, "status": 200, "headers": {"a": "b\r\nSet-Cookie: c"}}),
         frame({"id": [], "status": 200, "headers": {}}),
         frame({"pong": 1}),
-        frame({"pong": 1, "busy": "long", "decoding": 0.0}),
-        frame({"pong": 1, "busy": 0.0, "decoding": [1.0]}),
-        frame({"pong": 1, "busy": float("nan"), "decoding": 0.0}),
+        frame({"pong": 1, "busy": "long", "looking": 0.0, "decoding": 0.0}),
+        frame({"pong": 1, "busy": 0.0, "looking": 0.0, "decoding": [1.0]}),
+        frame({"pong": 1, "busy": float("nan"), "looking": 0.0, "decoding": 0.0}),
         frame({"batch": 1}),
         frame({"batch": 1, "seconds": float("nan"), "attention": False}),
         frame({"batch": 1, "seconds": float("inf"), "attention": False}),
@@ -172,12 +172,25 @@ def test_a_large_model_that_was_not_asked_for_long_may_take_its_time() -> None:
         office.link.data_received(frame({"ready": READY, "seconds": 3.0, "takes": 10}))
         assert office.line.takes == 10
         for _ in range(1000):
-            office.link.data_received(frame({"batch": 1, "seconds": 0.001, "attention": False, "beside": 2}))
+            office.link.data_received(frame({"batch": 1, "seconds": 0.001, "taken": 0.0005, "attention": False}))
         assert office.line.seconds_an_image < 0.00051  # two hands were at it
-        office.link.data_received(frame({"pong": 1, "busy": 40.0, "decoding": 0.0}))
+        office.link.data_received(frame({"pong": 1, "busy": 40.0, "looking": 0.0, "decoding": 0.0}))
         assert office.supervisor.alive
-        office.link.data_received(frame({"pong": 1, "busy": 61.0, "decoding": 0.0}))
+        office.link.data_received(frame({"pong": 1, "busy": 61.0, "looking": 0.0, "decoding": 0.0}))
         assert not office.supervisor.alive
+        office.asked.cancel()
+
+    run(story)
+
+
+def test_attention_has_the_patience_that_attention_needs_and_predictions_theirs() -> None:
+    async def story() -> None:
+        office = Office()
+        await asyncio.sleep(0)
+        office.link.data_received(frame({"ready": READY, "seconds": 0.01, "takes": 10}))
+        for busy, looking, alive in ((0.0, 9.0, True), (2.5, 9.0, False), (0.0, 11.0, False), (1.9, 0.0, True)):
+            office.link.data_received(frame({"pong": 1, "busy": busy, "looking": looking, "decoding": 0.0}))
+            assert office.supervisor.alive == alive, (busy, looking)
         office.asked.cancel()
 
     run(story)

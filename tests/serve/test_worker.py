@@ -8,6 +8,7 @@ import errno
 import http.client
 import itertools
 import json
+import math
 import os
 import queue
 import signal
@@ -208,12 +209,13 @@ def hands(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Worker, Counted, so
         job.images, job.errors = torch.zeros(1, 1, 1, 1), [None]
 
     monkeypatch.setattr("vitkit.serve.worker.prepare", prepare_any)
-    here, there = socket.socketpair()
+    threads, (here, there) = torch.get_num_threads(), socket.socketpair()
     there.settimeout(PATIENCE)
     with here, there:
         counted = Counted()
         worker = Worker(here, LimitsConfig(), {"pets": counted}, hands=2)
         yield worker, counted, there
+    torch.set_num_threads(threads)  # hands have their own number, and threads that begin after them take it over
 
 
 def arrive(worker: Worker, *numbers: int) -> None:
@@ -240,6 +242,7 @@ def test_those_who_come_together_are_shared_out_and_each_hand_computes_alone(
     hands: tuple[Worker, Counted, socket.socket],
 ) -> None:
     worker, counted, sock = hands
+    worker.seconds_a_request = 0.001  # so that a few of them take no time
     arrive(worker, *range(1, 7))
     worker.listen(iter(()))
     both = [counted.asked.get(timeout=PATIENCE) for _ in range(2)]  # at the same time: none is answered yet
@@ -249,16 +252,59 @@ def test_those_who_come_together_are_shared_out_and_each_hand_computes_alone(
     assert replies(sock, 6) == [1, 2, 3, 4, 5, 6]
 
 
+def test_requests_that_take_long_are_taken_one_by_one(hands: tuple[Worker, Counted, socket.socket]) -> None:
+    worker, counted, sock = hands
+    worker.seconds_a_request = 0.02
+    arrive(worker, *range(1, 7))
+    worker.listen(iter(()))
+    assert [counted.asked.get(timeout=PATIENCE)[0] for _ in range(2)] == [1, 1]
+    counted.allowed.release(6)
+    assert replies(sock, 6) == [1, 2, 3, 4, 5, 6]
+
+
+def test_a_list_that_nobody_waits_behind_has_all_threads_though_there_was_a_crowd(
+    hands: tuple[Worker, Counted, socket.socket],
+) -> None:
+    worker, _, _ = hands
+    worker.crowded_until, worker.in_hand = math.inf, {1: 1}
+    assert not worker.is_crowded(2)
+    assert worker.is_crowded(1)  # one image cannot be shared out
+    worker.in_hand[2] = 1
+    assert worker.is_crowded(16)
+
+
+def test_no_more_are_decoded_at_once_than_there_may_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    at_once, most = 0, 0
+    lock, begun = threading.Lock(), threading.Semaphore(0)
+
+    def prepare_slowly(job: Job, *_: object, **__: object) -> None:
+        nonlocal at_once, most
+        with lock:
+            at_once, most = at_once + 1, max(most, at_once + 1)
+        begun.acquire(timeout=0.05)  # nobody releases it: the others have time to come in, if they may
+        with lock:
+            at_once -= 1
+
+    monkeypatch.setattr("vitkit.serve.worker.prepare", prepare_slowly)
+    with socket.socket() as sock, ThreadPoolExecutor(6) as pool:
+        worker = Worker(sock, LimitsConfig(), {"pets": Counted()}, hands=6, decoders=2)
+        head = {"do": "features", "model": "pets", "json": False}
+        list(pool.map(lambda number: worker.prepared({**head, "id": number}, b""), range(6)))
+    assert most == 2
+
+
 def test_a_hand_that_hangs_is_noticed_though_the_other_works(hands: tuple[Worker, Counted, socket.socket]) -> None:
     worker, counted, sock = hands
     worker.listen(iter(()))
     arrive(worker, 1)
     counted.asked.get(timeout=PATIENCE)
-    for hand in worker.computing:
-        worker.computing[hand] -= 1000.0
+    for hand, (attention, began) in worker.computing.items():
+        worker.computing[hand] = attention, began - 1000.0
     arrive(worker, 2)
     counted.asked.get(timeout=PATIENCE)
-    assert worker.pulse({"ping": 1})["busy"] >= 1000.0
+    pulse = worker.pulse({"ping": 1})
+    assert pulse["busy"] >= 1000.0
+    assert pulse["looking"] == pulse["decoding"] == 0.0
     counted.allowed.release(2)
     assert replies(sock, 2) == [1, 2]
 
@@ -268,7 +314,24 @@ def test_what_is_asked_of_two_models_is_computed_apart_and_attention_alone() -> 
         pets, birds = Busy(sock), Busy(sock)
     kinds = [("features", pets), ("attention", pets), ("features", birds), ("predict", pets), ("attention", pets)]
     jobs = [Job(id=number, asked={"do": do}, served=model) for number, (do, model) in enumerate(kinds)]
-    assert [[job.id for job in together] for together in batches(jobs)] == [[0, 3], [1], [2], [4]]
+    assert [[job.id for job in together] for together in batches(jobs)] == [[0, 3], [2], [1], [4]]
+
+
+def test_a_worker_whose_gpu_has_failed_ends_and_any_other_fault_is_said_to_those_whom_it_concerns(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with socket.socket() as sock:
+        busy = Busy(sock)
+    job = Job(id=1, asked={"do": "features", "json": False}, served=busy, images=torch.zeros(1, 1, 1, 1))
+    faults = iter([RuntimeError("sizes differ"), torch.AcceleratorError("an illegal memory access was encountered")])
+
+    def fail(*_: object, **__: object) -> Any:
+        raise next(faults)
+
+    monkeypatch.setattr(busy, "answer", fail)
+    assert [reply.status for reply in busy.worker.answers([job])] == [500]
+    with pytest.raises(torch.AcceleratorError):
+        busy.worker.answers([job])
 
 
 class Full(socket.socket):

@@ -284,16 +284,16 @@ async def open_loop(
     """Send the requests in turn, each when it is due, over at most so many connections."""
     pool = port if isinstance(port, Pool) else Pool(port, most=most)
     payloads, start, spent = itertools.cycle(requests), time.perf_counter(), time.process_time()
-    loop, sent_all, coming = asyncio.get_running_loop(), asyncio.Event(), enumerate(zip(times, payloads, strict=False))
-    offset = loop.time() - time.perf_counter()
+    loop, coming = asyncio.get_running_loop(), enumerate(zip(times, payloads, strict=False))
+    offset, sent_all = loop.time() - start, loop.create_future()
 
-    def send(number: int, due: float, payload: bytes) -> None:
+    def send_from(number: int, due: float, payload: bytes) -> None:
         """Send a request and all that are due by then; a timer is far cheaper than a task that sleeps."""
         for _ in range(64):  # where the generator is behind, answers are let in now and then
             pool.begin(min(due, time.perf_counter()), payload, number)  # timers may fire a little early
             following = next(coming, None)
             if following is None:
-                sent_all.set()
+                sent_all.set_result(None)
                 return
             number, (moment, payload) = following
             due = start + moment
@@ -301,10 +301,16 @@ async def open_loop(
                 break
         loop.call_at(due + offset, send, number, due, payload)
 
+    def send(number: int, due: float, payload: bytes) -> None:
+        try:
+            send_from(number, due, payload)
+        except Exception as error:  # a timer's would be printed, and the end never come
+            sent_all.set_exception(error)
+
     if (first := next(coming, None)) is not None:
         number, (moment, payload) = first
         loop.call_at(start + moment + offset, send, number, start + moment, payload)
-        await sent_all.wait()
+        await sent_all
     seen = await pool.close(patience=patience)
     seen.seconds, seen.cpu = time.perf_counter() - start, time.process_time() - spent
     return seen

@@ -159,15 +159,15 @@ MUTANTS = (
     Mutant(
         "bad images are failures of the server",
         "work",
-        "raise Refusal(422, str(job.errors[0])",
-        "raise Refusal(500, str(job.errors[0])",
+        "raise Refusal(status, error, hint=hint)",
+        "raise Refusal(500, error, hint=hint)",
         "app::test_what_is_no_image_is_refused",
     ),
     Mutant(
         "the limit of pixels is forgotten",
         "work",
-        "gate=gate, fit=how.fit)",
-        "fit=how.fit)",
+        "channels=how.channels, gate=gate)",
+        "channels=how.channels)",
         "limits::test_pixels_beyond_the_limit_are_refused_by_the_header",
     ),
     Mutant(

@@ -73,14 +73,13 @@ def seventy_percent(folder: Path, size: Size) -> Finding:
     subject, capacities, evenly, randomly = usual(folder), [], Seen(), Seen()
     with serving(subject.model, log=folder / "server.log") as server:
         warm(server, subject)
-        held = server.holds_at_rest()
+        held: dict[str, float] = {}
         for number in range(counts.rounds):
             for all_seen, even, seconds in ((evenly, True, counts.even), (randomly, False, counts.steady)):
                 capacities.append(peak(server, subject, seconds=counts.peak))
                 rate, share = 0.7 * capacities[-1], seconds / counts.rounds
                 all_seen.answers += at(server, subject, rate=rate, seconds=share, even=even, seed=number).answers
-            if number == 0:
-                held = server.holds_at_rest()
+                held = held or server.holds_at_rest()
         grown = {name: value - held[name] for name, value in server.holds_at_rest().items()}
     for name, seen in (("even", evenly), ("random", randomly)):
         p50, p99, refused = seen.latency(0.5), seen.latency(0.99), len(seen.having(429))

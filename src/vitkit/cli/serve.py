@@ -50,7 +50,7 @@ def command(
     for Prometheus, /v2 is KServe's protocol.
 
     \b
-    limits.queue=0          images accepted and not yet answered, beyond: 429; 0 is ten for each thread
+    limits.queue=0          images accepted and not yet answered, beyond: 429; 0 is ten a thread, at least 20
     limits.batch=8          images computed together
     limits.deadline=10      seconds until an accepted request is given up: 504
     limits.receive=10       seconds to receive a whole request: 408
@@ -63,7 +63,7 @@ def command(
     limits.connections=4096 open at once
     engine.device=auto      cpu, cuda, mps, or auto
     engine.threads=0        of one batch; 0 is one a core
-    engine.decoders=0       threads that decode for other engines than our own; 0 is one for every two cores, at most 4
+    engine.decoders=0       requests whose images are decoded at once; 0 is by the cores
     engine.merge=0          tokens merged in each layer
     hosts=NAME,NAME         other names that clients may call it by
     """

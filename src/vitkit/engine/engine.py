@@ -38,8 +38,8 @@ class Engine(Protocol):
 class Divisible(Engine, Protocol):
     """An engine whose callers may each have a thread of their own."""
 
-    def apart(self) -> Engine:
-        """The same engine on its caller's thread alone, where callers at the same time are in nobody's way."""
+    def on_threads(self, threads: int) -> Engine:
+        """The same engine on so many threads; on one, the caller's, callers at the same time are in nobody's way."""
 
 
 def check_precision(name: str) -> Precision:

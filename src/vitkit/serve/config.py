@@ -63,8 +63,8 @@ class EngineConfig:
     threads: int = 0
     """Threads of one batch; 0 is as many as torch takes, one for each core."""
     decoders: int = 0
-    """Threads that decode images while a batch runs; 0 is one for every two cores, at most 4. With our own engine each
-    thread decodes what it computes, and this is not used."""
+    """Requests whose images are decoded at the same time, which takes memory; 0 is a quarter of the threads of our own
+    engine and at least 4, or for another one for every two cores and at most 4."""
     device: str = "auto"
     """cpu, cuda, mps, or auto: a GPU where there is one."""
     merge: int = 0

@@ -52,9 +52,10 @@ class Served:
         self.name, self.precision = config.name, config.precision
         self.predictor = Predictor(loaded or config.place, device=device, precision=config.precision, merge=merge)
         self.model = self.predictor.model
-        engine = self.predictor.engine
-        self.apart = engine.apart() if isinstance(engine, Divisible) else None
-        """The engine on one thread alone, where it can be."""
+        engine, threads = self.predictor.engine, torch.get_num_threads()
+        self.together = engine.on_threads(threads) if isinstance(engine, Divisible) else engine
+        self.apart = engine.on_threads(1) if isinstance(engine, Divisible) else None
+        """The engine on its caller's thread alone, where it can be."""
         self.agreement: Agreement | None = None
         self.seconds = 0.0
         """That a batch takes, at most."""
@@ -90,9 +91,8 @@ class Served:
         self, images: Float[Tensor, "B C H W"], *, apart: bool = False
     ) -> tuple[Float[Tensor, "B F"], Float[Tensor, "B Y"]]:
         """Features and logits of a batch, on all threads or the caller's alone; without classes, the features twice."""
-        if apart and self.apart is not None:
-            return self.apart.answer(images)
-        return self.predictor.answer(images)
+        engine = self.apart if apart and self.apart is not None else self.together
+        return engine.answer(images)
 
     def agree(self, batches: Sequence[Float[Tensor, "B C H W"]]) -> None:
         """Measure on some images how far the engine agrees with the model as written."""

@@ -64,7 +64,7 @@ class Connection(HttpToolsProtocol):
     """Whether the connection ends with the present request."""
     discarded = 0
     deciding = False
-    """Whether the headers that have just come are the first of what was received together."""
+    """Whether headers are being read that are the first of what was received together."""
     running: RequestResponseCycle | None = None
 
     @property
@@ -110,6 +110,7 @@ class Connection(HttpToolsProtocol):
         said = [(name.encode(), value.encode()) for name, value in refusal.headers.items()]
         self.transport.write(answer(refusal.status, [*known, *said], refusal.body()))
         cycle.response_started = cycle.response_complete = True
+        cycle.on_response = lambda: None  # it leads back here, and nobody else would let go of it
         self.server_state.total_requests += 1
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -129,6 +130,7 @@ class Connection(HttpToolsProtocol):
             self.other_bytes += len(data)
         self.deciding = True
         super().data_received(data)
+        self.deciding = False  # what is taken out of the pipeline later has others behind it
         if self.in_headers and self.header_bytes > MOST_HEADERS:
             self.say(431, f"the headers are longer than {MOST_HEADERS:,} bytes")
         elif self.receiving and self.other_bytes > MOST_HEADERS + self.body_bytes // 8:

@@ -173,7 +173,8 @@ def work_steadily() -> None:
     together. What is there before the first request stays, and need not be looked through again and again.
     """
     with contextlib.suppress(AttributeError, OSError):  # Linux alone knows it, and a sandbox may not allow it
-        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+        if os.sched_getscheduler(0) == os.SCHED_OTHER:  # who has chosen another had a reason
+            os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
     gc.collect()
     gc.freeze()
 

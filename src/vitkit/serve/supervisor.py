@@ -110,7 +110,8 @@ class Supervisor:
         self.stopping = False
         self.failed: StartError | None = None
         self.began = self.heard_at = 0.0
-        self.busy = self.decoding = 0.0
+        self.busy = self.looking = self.decoding = 0.0
+        """Seconds that the worker's oldest batch, question about attention and decoding have gone on."""
         self.slowest = {False: 0.0, True: 0.5}
         """Seconds of a batch, and of one for attention, in the recent past."""
         self.measured = 0.0
@@ -167,7 +168,7 @@ class Supervisor:
     async def start(self) -> None:
         """Start a worker and tell it what to load."""
         self.loaded, self.began = False, time.monotonic()
-        self.busy = self.decoding = 0.0
+        self.busy = self.looking = self.decoding = 0.0
         try:
             ours, theirs = socket.socketpair()
         except OSError as error:  # clients may have taken all that the system has
@@ -214,13 +215,15 @@ class Supervisor:
         if now - self.heard_at > HUNG:
             self.kill("gives no sign of life")
         elif self._overdue():
-            self.kill("hangs in a batch" if self.busy > self.decoding else "hangs in an image")
+            self.kill("hangs in an image" if self.decoding > LONGEST_DECODE else "hangs in a batch")
         else:
             self.link.send({"ping": now})
 
     def _overdue(self) -> bool:
-        attention = any(ticket.attention for ticket in self.line.at_work.values())
-        return self.busy > max(2.0, 20 * max(self.slowest[attention], self.measured)) or self.decoding > LONGEST_DECODE
+        for attention, seconds in ((False, self.busy), (True, self.looking)):
+            if seconds > max(2.0, 20 * max(self.slowest[attention], self.measured)):
+                return True
+        return self.decoding > LONGEST_DECODE
 
     def kill(self, why: str) -> None:
         """End a worker that is of no use."""
@@ -243,13 +246,14 @@ class Supervisor:
                 raise ValueError(status)
             self.line.answered(head["id"], Answered(status, headers, payload))
         elif "pong" in head:
-            self.busy, self.decoding = seconds_of(head["busy"]), seconds_of(head["decoding"])
+            said = (seconds_of(head[what]) for what in ("busy", "looking", "decoding"))
+            self.busy, self.looking, self.decoding = said
         elif "batch" in head:
             kind, images, seconds = head["attention"], int(head["batch"]), seconds_of(head["seconds"])
             self.slowest[kind] = max(seconds, 0.99 * self.slowest[kind])
             self.metrics.computed(images, seconds)
             if not kind:
-                self.line.computed(images, seconds / max(1, int(head["beside"])))
+                self.line.computed(images, seconds_of(head["taken"]))
         elif "ready" in head:
             self.measured, self.line.takes = seconds_of(head["seconds"]), max(1, int(head["takes"]))
             self._is_ready(head["ready"])

@@ -31,11 +31,15 @@ from vitkit.serve.answers import Refusal
 from vitkit.serve.config import LimitsConfig, ModelConfig, ServeConfig
 from vitkit.serve.models import Served, load_models
 from vitkit.serve.wire import Message, frame, messages
-from vitkit.serve.work import SMALLER, Job, Reply, attend, finish, prepare, refused
+from vitkit.serve.work import SMALLER, Job, Reply, attend, finish, joined, prepare, refused
 
 TOO_LARGE = Refusal(422, "the image is too large for the memory", hint=SMALLER)
 CROWDED = 0.25
 """Seconds that requests are taken to come one beside the other, once they have."""
+AT_ONCE = 0.01
+"""Seconds of work that a hand takes at once: it saves messages where requests are small, and answers wait for it."""
+GPU_FAILED: tuple[type[Exception], ...] = (torch.AcceleratorError,) if hasattr(torch, "AcceleratorError") else ()
+"""What torch raises, from 2.8 on, once a GPU has failed."""
 BROKE = Refusal(500, "the server failed on this request", hint="its log says where")
 
 
@@ -53,10 +57,12 @@ class Worker:
         self.ready: deque[Job] = deque()
         self.attention: deque[Job] = deque()
         self.sending = threading.Lock()
+        self.may_decode = threading.Semaphore(decoders)
         self.decoding: dict[int, float] = {}
-        self.computing: dict[int, float] = {}
+        self.computing: dict[int, tuple[bool, float]] = {}
         self.in_hand: dict[int, int] = {}
         self.crowded_until = 0.0
+        self.seconds_a_request = 1.0
 
     @property
     def takes(self) -> int:
@@ -76,39 +82,62 @@ class Worker:
                 self.arrived.put((head, payload))
 
     def pulse(self, head: Message) -> Message:
-        """That this process is alive, and for how long the oldest of its present work has gone on."""
-        now = time.monotonic()
-        busy, decoding = (now - min(list(begun.values()), default=now) for begun in (self.computing, self.decoding))
-        return {"pong": head["ping"], "busy": busy, "decoding": decoding}
+        """That this process is alive, and for how long the oldest of its present work of each kind has gone on."""
+        now, computing = time.monotonic(), list(self.computing.values())
+        begun = {
+            "busy": [began for attention, began in computing if not attention],
+            "looking": [began for attention, began in computing if attention],
+            "decoding": list(self.decoding.values()),
+        }
+        return {"pong": head["ping"], **{kind: now - min(moments, default=now) for kind, moments in begun.items()}}
 
     # Each hand for itself
 
     def see_through(self) -> None:
         """Take requests and answer them, again and again."""
-        me = threading.get_ident()
+        torch.set_num_threads(1)  # of this hand: what torch does for it, it does on its own core
         while True:
-            requests = [self.arrived.get()]
-            share = min(self.limits.batch, self.arrived.qsize() // self.hands)
-            with contextlib.suppress(queue.Empty):  # another hand was faster
-                while len(requests) < share:
-                    requests.append(self.arrived.get_nowait())
-            self.in_hand[me] = len(requests)
-            apart = self.is_crowded()
-            prepared = [self.prepared(*requests.pop(0)) for _ in range(len(requests))]
-            for jobs in batches([job for job in prepared if job is not None]):
-                self.run(jobs, apart=apart)
-            del self.in_hand[me]
+            self.see_to(self.arrived.get())
 
-    def is_crowded(self) -> bool:
-        """Whether there is a request for each hand, or was a moment ago.
+    def see_to(self, *requests: tuple[Message, bytes]) -> None:
+        """Answer a request, and a share of those that wait where that takes no time."""
+        began, me, taken = time.monotonic(), threading.get_ident(), list(requests)
+        share = min(self.limits.batch, self.arrived.qsize() // self.hands, int(AT_ONCE / self.seconds_a_request))
+        with contextlib.suppress(queue.Empty):  # another hand was faster
+            while len(taken) < share:
+                taken.append(self.arrived.get_nowait())
+        count = self.in_hand[me] = len(taken)
+        self.note_crowd()
+        prepared = [self.prepared(*taken.pop(0)) for _ in range(count)]
+        since = began
+        for jobs in batches([job for job in prepared if job is not None]):
+            since = self.run(jobs, since=since, apart=self.is_crowded(sum(job.count for job in jobs)))
+        del self.in_hand[me]
+        self.seconds_a_request += 0.1 * ((time.monotonic() - began) / count - self.seconds_a_request)
 
-        Then an image has one thread: threads that share an image wait for each other, and for whoever else needs the
-        core meanwhile. Who comes alone has all of them.
-        """
-        now = time.monotonic()
+    def note_crowd(self) -> None:
+        """Remember when there was a request for each hand."""
         if sum(list(self.in_hand.values())) + self.arrived.qsize() >= self.hands:
-            self.crowded_until = now + CROWDED
-        return now < self.crowded_until
+            self.crowded_until = time.monotonic() + CROWDED
+
+    def is_crowded(self, images: int) -> bool:
+        """Whether there is a request for each hand, or was a moment ago: then an image has one thread.
+
+        Threads that share an image wait for each other, and for whoever else needs the core meanwhile. Who comes alone
+        has all of them, and so has a list that nobody waits behind: its images are shared out whole.
+        """
+        is_alone = len(self.in_hand) == 1 and self.arrived.empty()
+        return time.monotonic() < self.crowded_until and not (is_alone and images >= self.hands)
+
+    def look(self, job: Job) -> Reply:
+        """Answer a question about attention, for which torch has all threads."""
+        if not self.hands:
+            return attend(job)
+        torch.set_num_threads(self.hands)
+        try:
+            return attend(job)
+        finally:
+            torch.set_num_threads(1)
 
     # Some prepare, one computes
 
@@ -127,7 +156,7 @@ class Worker:
             with self.changed:
                 self.changed.wait_for(lambda: self.ready or self.attention)
                 jobs = self.take()
-            self.run(jobs)
+            self.run(jobs, since=time.monotonic())
 
     def take(self) -> list[Job]:
         """What goes next: a question about attention, or as many jobs for one model as fit into a batch.
@@ -154,49 +183,56 @@ class Worker:
     def prepared(self, head: Message, body: bytes) -> Job | None:
         """A request with its images; None where it cannot be, which is answered here."""
         job = Job(id=head["id"], asked=head, served=self.models[head["model"]])
-        self.decoding[job.id] = time.monotonic()
-        try:
-            # What a request said of itself to get into line holds; a list of images cannot say too little.
-            most = min(self.limits.images, head["cost"]) if head["do"] == "infer" else self.limits.images
-            prepare(job, body, gate=self.gate, most=most)
-        except Refusal as refusal:
-            self.send(reply(job, refused(refusal)))
-        except MemoryError:
-            self.send(reply(job, refused(TOO_LARGE)))
-        except Exception:
-            say_what_broke()
-            self.send(reply(job, refused(BROKE)))
-        else:
-            return job
-        finally:
-            del self.decoding[job.id]
+        with self.may_decode:  # large images take much memory while they are decoded
+            self.decoding[job.id] = time.monotonic()
+            try:
+                # What a request said of itself to get into line holds; a list of images cannot say too little.
+                most = min(self.limits.images, head["cost"]) if head["do"] == "infer" else self.limits.images
+                prepare(job, body, gate=self.gate, most=most)
+            except Refusal as refusal:
+                self.send(reply(job, refused(refusal)))
+            except MemoryError:
+                self.send(reply(job, refused(TOO_LARGE)))
+            except Exception:
+                say_what_broke()
+                self.send(reply(job, refused(BROKE)))
+            else:
+                return job
+            finally:
+                del self.decoding[job.id]
         return None
 
-    def run(self, jobs: list[Job], *, apart: bool = False) -> None:
-        """Compute and answer one batch, on all threads or on this one alone."""
-        me = threading.get_ident()
-        self.computing[me] = began = time.monotonic()
+    def run(self, jobs: list[Job], *, since: float, apart: bool = False) -> float:
+        """Compute and answer one batch, on all threads or on this one alone, and say what it took since then."""
+        me, attention, began = threading.get_ident(), is_attention(jobs[0]), time.monotonic()
+        self.computing[me] = attention, began
         replies = self.answers(jobs, apart=apart)
-        seconds = time.monotonic() - began
         del self.computing[me]
+        now = time.monotonic()
         done = {
             "batch": sum(job.count for job in jobs),
-            "seconds": round(seconds, 6),
-            "attention": is_attention(jobs[0]),
-            "beside": self.hands if apart else 1,
+            "seconds": round(now - began, 6),
+            "taken": round((now - since) / (self.hands if apart else 1), 6),
+            "attention": attention,
         }
         self.send((done, b""), *map(reply, jobs, replies))
+        return now
 
     def answers(self, jobs: list[Job], *, apart: bool = False) -> list[Reply]:
-        """The answers of one batch; what goes wrong is said to those whom it concerns."""
+        """The answers of one batch; what goes wrong is said to those whom it concerns.
+
+        Once a GPU has failed nothing computes on it any more: that is the end of this process, and another one begins.
+        """
         try:
             if is_attention(jobs[0]):
-                return [attend(jobs[0])]
-            images = torch.cat([job.images for job in jobs if job.images is not None])
+                return [self.look(jobs[0])]
+            images = joined([job.images for job in jobs if job.images is not None])
             parts = [jobs[0].served.answer(part, apart=apart) for part in images.split(self.limits.batch)]
-            features, logits = (torch.cat(each).split([job.count for job in jobs]) for each in zip(*parts, strict=True))
+            features, logits = (joined(each).split([job.count for job in jobs]) for each in zip(*parts, strict=True))
         except Refusal as refusal:
             return [refused(refusal)] * len(jobs)
+        except GPU_FAILED:
+            raise
         except Exception:
             say_what_broke()
             return [refused(BROKE)] * len(jobs)
@@ -227,9 +263,9 @@ def is_attention(job: Job) -> bool:
 
 
 def batches(jobs: list[Job]) -> list[list[Job]]:
-    """What may be computed together: predictions of one model."""
+    """What may be computed together: predictions of one model; attention, which takes longer, comes last."""
     found: dict[object, list[Job]] = {}
-    for job in jobs:
+    for job in sorted(jobs, key=is_attention):
         found.setdefault(job.id if is_attention(job) else job.served, []).append(job)
     return list(found.values())
 
@@ -282,8 +318,9 @@ def serve(sock: socket.socket) -> None:
         failed = {"failed": str(error), "hint": getattr(error, "hint", None)}
         sock.sendall(frame(failed))
         return
-    decoders = settings.engine.decoders or max(1, min(4, len(os.sched_getaffinity(0)) // 2))
     hands = torch.get_num_threads() if all(served.apart for served in models.values()) else 0
+    usual = max(4, hands // 4) if hands else max(1, min(4, len(os.sched_getaffinity(0)) // 2))
+    decoders = settings.engine.decoders or usual
     worker = Worker(sock, settings.limits, models, hands=hands, decoders=decoders)
     descriptions = [served.description() for served in models.values()]
     seconds = max(served.seconds for served in models.values())

@@ -89,7 +89,8 @@ class NativeEngine:
 
     It holds its own copy of the weights, packed: about 4 bytes a parameter in fp32, 2 in bf16 and 1 in int8; what
     pooling by attention does, it does in torch, with a copy too. The model may be changed, moved or dropped after this:
-    the engine does not see it. Room to work in is kept between calls: with B/16 about 8 MB a thread.
+    the engine does not see it. Room to work in is kept between calls: with B/16 about 8 MB a thread, and as much again
+    for each caller there was at a time on a thread of its own.
 
     In bf16 and int8 the residual stream, LayerNorm, softmax, GELU and the head are still float32. int8 has a scale for
     each output of a layer, and for each token a range that is found as it comes: no calibration is needed.
@@ -125,10 +126,10 @@ class NativeEngine:
         """The memory of the packed weights."""
         return int(self._library.vitkit_bytes(self._engine))
 
-    def apart(self) -> "NativeEngine":
-        """The same engine, on its caller's thread alone: callers at the same time are in nobody's way."""
+    def on_threads(self, threads: int) -> "NativeEngine":
+        """The same engine on so many threads; on one, the caller's, callers at the same time are in nobody's way."""
         one = copy(self)
-        one.threads, one._whole = 1, self
+        one.threads, one._whole = threads, self
         return one
 
     def features(self, images: Float[Tensor, "B C H W"]) -> Float[Tensor, "B F"]:

@@ -80,7 +80,7 @@ class Pool {
     // Held while room to work in is made, and through a fork: a child must not find it half made.
     std::mutex& growing() { return growing_; }
 
-    // Runs `job` with numbers 0…threads - 1, 0 on the caller's own thread, whose turn it must be.
+    // Runs `job` with numbers 0…threads - 1, 0 on the caller's own thread; if there are more, it must be its turn.
     void run(int threads, const std::function<void(int)>& job) {
         if (threads > 1) {
             while (static_cast<int>(workers_.size()) < threads - 1) start();

@@ -229,15 +229,24 @@ def end(server: Server) -> None:
         server.process.stdout.close()
 
 
-def bare(subject: Subject, *, batch: int, seconds: float) -> dict[str, float]:
-    """What the same photos cost in a loop without a server, a batch of so many at a time."""
+def bare(subject: Subject, *, batch: int, seconds: float, loops: int = 1) -> dict[str, float]:
+    """What the same photos cost in loops without a server, a batch of so many at a time: images and seconds of all.
+
+    Where a server's two processes are both at work, compare it with two loops: cores may be two threads of one, and
+    the same work then takes more CPU time on each while the other is busy.
+    """
     command = [sys.executable, str(HERE / "bare.py"), str(subject.model), str(batch), str(seconds)]
-    said = subprocess.run(
-        [*command, *map(str, subject.photos)], capture_output=True, text=True, check=False, timeout=600
-    )
-    if said.returncode:
-        raise ServerError(f"the loop without a server failed: {said.stderr[-500:]}")
-    found: dict[str, float] = json.loads(said.stdout)
+    command += map(str, subject.photos)
+    running = [
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(loops)
+    ]
+    found: dict[str, float] = {}
+    for process in running:
+        said, errors = process.communicate(timeout=600)
+        if process.returncode:
+            raise ServerError(f"the loop without a server failed: {errors[-500:]}")
+        for name, number in json.loads(said).items():
+            found[name] = found.get(name, 0.0) + number
     return found
 
 

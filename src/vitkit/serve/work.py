@@ -127,7 +127,7 @@ def joined(parts: Sequence[Tensor]) -> Tensor:
 
 def finish(job: Job, features: Float[Tensor, "B F"], logits: Float[Tensor, "B Y"]) -> Reply:
     """The answer to a prediction, features or inference."""
-    if not (torch.isfinite(logits).all() and torch.isfinite(features).all()):
+    if not all(np.isfinite(numbers.numpy()).all() for numbers in (logits, features)):
         raise Refusal(422, "the model's answer is not a finite number", hint="the pixels may be far out of range")
     if job.wish is not None:
         return _inferred(job, features, logits)

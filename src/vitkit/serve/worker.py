@@ -228,7 +228,7 @@ class Worker:
                 return [self.look(jobs[0])]
             images = joined([job.images for job in jobs if job.images is not None])
             parts = [jobs[0].served.answer(part, apart=apart) for part in images.split(self.limits.batch)]
-            features, logits = (joined(each).split([job.count for job in jobs]) for each in zip(*parts, strict=True))
+            features, logits = (joined(each) for each in zip(*parts, strict=True))
         except Refusal as refusal:
             return [refused(refusal)] * len(jobs)
         except GPU_FAILED:
@@ -236,10 +236,11 @@ class Worker:
         except Exception:
             say_what_broke()
             return [refused(BROKE)] * len(jobs)
-        replies = []
-        for job, some_features, some_logits in zip(jobs, features, logits, strict=True):
+        replies, first = [], 0
+        for job in jobs:
+            own = slice(first, first := first + job.count)
             try:
-                replies.append(finish(job, some_features, some_logits))
+                replies.append(finish(job, features[own], logits[own]))
             except Refusal as refusal:
                 replies.append(refused(refusal))
             except Exception:

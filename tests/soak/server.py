@@ -250,6 +250,18 @@ def bare(subject: Subject, *, batch: int, seconds: float, loops: int = 1) -> dic
     return found
 
 
+def bare_at(subject: Subject, *, rate: float, seconds: float, seed: int) -> list[float]:
+    """Seconds that answers to random arrivals take in threads of one process, a core each, without a server."""
+    command = [sys.executable, str(HERE / "bare_arrivals.py"), str(subject.model), *map(str, (rate, seconds, seed))]
+    said = subprocess.run(
+        [*command, *map(str, subject.photos)], capture_output=True, text=True, check=False, timeout=600 + seconds
+    )
+    if said.returncode:
+        raise ServerError(f"the threads without a server failed: {said.stderr[-500:]}")
+    found: list[float] = json.loads(said.stdout)
+    return found
+
+
 def warm(server: Server, subject: Subject) -> None:
     """A few seconds of requests, so that what happens once has happened."""
     run(closed_loop(server.port, subject.requests(), clients=CLIENTS, seconds=2.0))

@@ -2,6 +2,8 @@
 
 uvicorn has no limit on the time to receive a request in, nor on its headers. This adds both to its protocol: every
 connection notes since when it waits for the client, and a sweep four times a second ends those that wait too long.
+A request that there is no room for is refused here, once its headers are read: a server that has too much to do should
+not do much to say so.
 """
 
 import asyncio

@@ -97,11 +97,11 @@ class Worker:
         """Take requests and answer them, again and again."""
         torch.set_num_threads(1)  # of this hand: what torch does for it, it does on its own core
         while True:
-            self.see_to(self.arrived.get())
+            self.see_to([self.arrived.get()])
 
-    def see_to(self, *requests: tuple[Message, bytes]) -> None:
-        """Answer a request, and a share of those that wait where that takes no time."""
-        began, me, taken = time.monotonic(), threading.get_ident(), list(requests)
+    def see_to(self, taken: list[tuple[Message, bytes]]) -> None:
+        """Answer a request, and a share of those that wait where that takes no time; none is held on to."""
+        began, me = time.monotonic(), threading.get_ident()
         share = min(self.limits.batch, self.arrived.qsize() // self.hands, int(AT_ONCE / self.seconds_a_request))
         with contextlib.suppress(queue.Empty):  # another hand was faster
             while len(taken) < share:
@@ -109,9 +109,9 @@ class Worker:
         count = self.in_hand[me] = len(taken)
         self.note_crowd()
         prepared = [self.prepared(*taken.pop(0)) for _ in range(count)]
-        since = began
+        done = began
         for jobs in batches([job for job in prepared if job is not None]):
-            since = self.run(jobs, since=since, apart=self.is_crowded(sum(job.count for job in jobs)))
+            done = self.run(jobs, since=done, apart=self.is_crowded(sum(job.count for job in jobs)))
         del self.in_hand[me]
         self.seconds_a_request += 0.1 * ((time.monotonic() - began) / count - self.seconds_a_request)
 

@@ -56,7 +56,7 @@ def test_answers_of_other_lengths_or_of_nan_differ_infinitely() -> None:
 def test_an_artefact_agrees_with_its_stored_logits(tmp_path: Path) -> None:
     native.save(tmp_path, artefact())
     found = verify.verify(tmp_path)
-    assert found.max_difference == 0.0  # the same machine, the same kernels
+    assert found.max_difference < 2e-7  # the same kernels; on some CPUs what they sum first depends on where it lies
     assert found.agrees
     assert "saved with it" in found.against
 

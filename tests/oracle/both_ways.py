@@ -20,8 +20,9 @@ from vitkit.model.encoder import BlockConfig
 from vitkit.zoo.lookup import create, name_of
 from vitkit.zoo.variants import ModelConfig
 
-LARGEST_DIFFERENCE = 1e-5
-"""Of two logits in float32, where the largest is of order 1: other kernels sum in another order."""
+LARGEST_DIFFERENCE = 2e-5
+"""Of two logits in float32, where the largest is of order 1: other kernels sum in another order. 1.2e-5 was seen of
+hybrids on a CPU without AVX-512, whose convolutions sum in yet another one; all else stays below 1e-5."""
 KERNELS = 0.02
 """The deviation of a ResNet's kernels, so small that an eps of 1e-5 beside it shows in float32. One of 1e-8 beside its
 square hardly does: `test_timm.py` judges that in float64."""

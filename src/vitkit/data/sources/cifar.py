@@ -28,6 +28,8 @@ from vitkit.data.sources.safe_pickle import read_pickle
 
 PIXELS = 3 * 32 * 32
 MOST_BYTES = 1 << 30
+AT_ONCE = 1 << 18
+"""Bytes that are unpacked in one step."""
 PYTHON = re.compile(r"data_batch_\d+|test_batch|batches\.meta|train|test|meta")
 BINARY = re.compile(r"(data_batch_\d+|test_batch|train|test)\.bin|batches\.meta\.txt|fine_label_names\.txt")
 FOLDERS = ("cifar-10-batches-py", "cifar-10-batches-bin", "cifar-100-python", "cifar-100-binary")
@@ -98,13 +100,13 @@ class Bounded(io.BufferedIOBase):
 
     def __init__(self, unpacked: gzip.GzipFile, place: Path) -> None:
         super().__init__()
-        self.unpacked, self.place, self.taken = unpacked, place, 0
+        self.unpacked, self.place, self.packed, self.taken = unpacked, place, place.stat().st_size, 0
 
     def read(self, size: int | None = -1, /) -> bytes:
         """The next bytes; a DataError once they are too many."""
         content = self.unpacked.read(size)
         self.taken += len(content)
-        check_expansion(self.taken, packed=self.place.stat().st_size, where=str(self.place))
+        check_expansion(self.taken, packed=self.packed, where=str(self.place))
         return content
 
 
@@ -118,7 +120,10 @@ def read_files(place: Path) -> Iterator[tuple[str, bytes]]:
                 yield path.name, path.read_bytes()
         return
     try:
-        with gzip.open(place) as unpacked, tarfile.open(fileobj=Bounded(unpacked, place), mode="r|") as tar:
+        with (
+            gzip.open(place) as unpacked,
+            tarfile.open(fileobj=Bounded(unpacked, place), mode="r|", bufsize=AT_ONCE) as tar,
+        ):
             for member in tar:
                 name = member.name.rpartition("/")[2]
                 if not member.isreg() or not (PYTHON.fullmatch(name) or BINARY.fullmatch(name)):

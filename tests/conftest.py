@@ -3,8 +3,10 @@
 import contextlib
 import functools
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
+import jaxtyping
 import pytest
 import torch
 from hypothesis import settings
@@ -56,3 +58,11 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadSco
 @pytest.fixture(autouse=True)
 def _same_random_numbers_every_time() -> None:
     torch.manual_seed(2020)
+
+
+@pytest.fixture
+def at_full_speed() -> Iterator[None]:
+    """Without the checks of types that only tests make: where many small calls are timed they take most of the time."""
+    jaxtyping.config.update("jaxtyping_disable", True)
+    yield
+    jaxtyping.config.update("jaxtyping_disable", False)

@@ -136,6 +136,8 @@ def assert_comes_back(to: Format, config: ModelConfig, out: Path) -> None:
     assert computed(again.config) == computed(config)
     assert again.state.keys() == artefact.state.keys()
     assert all(torch.equal(again.state[name], tensor) for name, tensor in artefact.state.items())
+    # On some CPUs what is summed first depends on where it lies, and a file puts its tensors where they come to lie.
+    again = replace(again, state={name: tensor.clone() for name, tensor in again.state.items()})
     images = images_for(config)
     assert torch.equal(again.model()(images), model(images))
     if to.writes == "safetensors":

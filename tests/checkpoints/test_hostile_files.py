@@ -1329,6 +1329,7 @@ def info(path: Path) -> None:
 WAYS: dict[str, Callable[[Path], object]] = {"load": vitkit.load, "info": info}
 
 
+@pytest.mark.usefixtures("at_full_speed")
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("case", [*CASES, *OWN])
 def test_no_command_takes_a_hostile_file_nor_a_second(case, way, tmp_path, quiet, monkeypatch) -> None:

@@ -334,14 +334,14 @@ BOMBS = {
 }
 
 
+@pytest.mark.usefixtures("at_full_speed")
 @pytest.mark.parametrize("bomb", BOMBS)
 def test_a_bomb_is_refused_before_it_costs_anything(bomb):
     content, message = BOMBS[bomb]
     before = time.process_time()
     with pytest.raises(DataError, match=message):
         decode(content)
-    # The promise is a tenth of a second; this leaves room for the checks of types that only tests make.
-    assert time.process_time() - before < 0.5
+    assert time.process_time() - before < 0.3  # the promise is a tenth of a second; slow machines take their time
 
 
 @pytest.mark.parametrize("kind", ["GIF", "TIFF", "PNG", "WEBP"])

@@ -121,6 +121,7 @@ def run(line: Sequence[str]) -> tuple[int, float]:
         signal.signal(signal.SIGALRM, before)
 
 
+@pytest.mark.usefixtures("at_full_speed")
 @pytest.mark.parametrize("case", CASES)
 def test_a_hostile_artefact_is_refused_with_its_reason(case, tmp_path, sound, warm, watched, capfd, monkeypatch):
     warm(CASES[case].way)
@@ -145,6 +146,7 @@ def test_a_hostile_artefact_is_refused_with_its_reason(case, tmp_path, sound, wa
         assert len(talk) < 3000
 
 
+@pytest.mark.usefixtures("at_full_speed")
 @pytest.mark.parametrize("case", ["photo_that_is_a_pipe", "photo_without_an_end", "photo_of_a_terabyte"])
 def test_predicting_a_folder_names_what_is_no_photo_and_goes_on(case, tmp_path, sound, warm, capfd):
     warm("model")
@@ -170,6 +172,7 @@ def test_the_watch_over_files_works(watched, tmp_path):
     assert [seen.split()[0] for seen in watched.seen if "outside" in seen or "made" in seen] == ["open", "os.mkdir"]
 
 
+@pytest.mark.usefixtures("at_full_speed")
 @pytest.mark.parametrize("case", [case for case in CASES if CASES[case].way == "model"])
 def test_a_server_does_not_load_a_hostile_model(case, tmp_path, sound, watched, monkeypatch):
     def loaded(place: Path) -> dict[str, Served]:

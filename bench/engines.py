@@ -1,6 +1,7 @@
 """Throughput and latency of vitkit's engines beside timm, transformers, ONNX Runtime and OpenVINO, in interleaved runs.
 
-python bench/engines.py --write BENCHMARKS.md        everything, about a quarter of an hour; writes its section there
+python bench/engines.py --write BENCHMARKS.md        everything, about a quarter of an hour; writes the section of
+                                                     this kind of CPU there
 python bench/engines.py --quick                      Ti/16, few runs, two minutes; prints
 python bench/engines.py --models B/16 --precisions fp32,int8 --json engines.json
 """
@@ -22,7 +23,7 @@ import numpy as np
 from children import FILES, PEAK, TURN, Child
 from cold import cold_starts
 from contenders import CONTENDERS, REFERENCE, Array, Contender, Precision, reason_against
-from engines_report import BATCHES, MARKERS, Engines, Measured, section
+from engines_report import BATCHES, Engines, Measured, section
 from forward_backward import Others
 from report import look_around, write_section
 from rows import MODELS
@@ -79,7 +80,8 @@ def main(
     around = look_around(command=typed(), others_share=others.share())
     installed = {package: version(package) for package in PACKAGES if find_spec(package)}
     around = replace(around, versions=around.versions | installed)
-    text = section(Engines(measured=measured, starts=starts, longest=effort.longest), around)
+    engines = Engines(measured=measured, starts=starts, longest=effort.longest)
+    text = section(engines, around)
     print(text)
     if around.is_busy:
         print("warning: other processes were at work; measure again on a quiet machine", file=sys.stderr)
@@ -88,7 +90,7 @@ def main(
         cold = [start.as_dict() for start in starts]
         json_file.write_text(json.dumps({"circumstances": around.as_dict(), "models": rows, "cold": cold}) + "\n")
     if write:
-        write_section(text, write, markers=MARKERS)
+        write_section(text, write, markers=engines.markers)
 
 
 def choose(precisions: Sequence[str], *, with_compiled: bool) -> list[Contender]:

@@ -13,7 +13,6 @@ from peaks import SIDE
 from report import Circumstances, facts, milliseconds
 
 BATCHES = (1, 8, 32)
-MARKERS = ("<!-- engines:begin -->", "<!-- engines:end -->")
 PRECISIONS: tuple[Precision, ...] = ("fp32", "bf16", "int8")
 OURS: dict[str, str] = {each.precision: each.key for each in CONTENDERS if each.library == "vitkit"}
 DRAW = 0.02
@@ -75,10 +74,21 @@ class Engines:
     longest: float
     """Seconds beyond which a run was left out."""
 
+    @property
+    def instructions(self) -> str:
+        """What our own kernels were compiled for: speeds compare between machines that share it, and no others."""
+        names = [name.split(", ") for measured in self.measured for name in measured.engines.values()]
+        return next((rest[0] for kind, *rest in names if kind == "native" and rest), "no kernels of our own")
+
+    @property
+    def markers(self) -> tuple[str, str]:
+        """Where the section stands; each kind of CPU has its own."""
+        return f"<!-- engines, {self.instructions}:begin -->", f"<!-- engines, {self.instructions}:end -->"
+
 
 def section(engines: Engines, around: Circumstances) -> str:
     """The section as Markdown."""
-    parts = ["## Engines", facts(around), how(engines), standings(engines)]
+    parts = [f"## Engines, {engines.instructions}", facts(around), how(engines), standings(engines)]
     for measured in engines.measured:
         for precision in PRECISIONS:
             if OURS[precision] in measured.engines:

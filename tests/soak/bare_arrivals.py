@@ -1,6 +1,6 @@
-"""A model, a rate and photos go in; how long answers take without a server comes out, where requests come at random.
+"""A model, a rate and photos go in; how long answers take without a server comes out, where requests come by the clock.
 
-python tests/soak/bare_arrivals.py MODEL RATE SECONDS SEED PHOTO…  prints one line of JSON: seconds of each answer.
+python tests/soak/bare_arrivals.py MODEL RATE SECONDS even|random SEED PHOTO…  prints JSON: seconds of each answer.
 
 As many threads as there are cores take what is due, first come first, each from bytes to probabilities on a core of its
 own: what this machine gives a server that costs nothing itself. Compare with S2 in turns, for machines change.
@@ -26,14 +26,14 @@ from vitkit.predict.predictor import Predictor
 
 
 def main() -> None:
-    place, rate, seconds, seed, *photos = sys.argv[1:]
+    place, rate, seconds, way, seed, *photos = sys.argv[1:]
     contents = itertools.cycle([Path(photo).read_bytes() for photo in photos])
     predictor = Predictor(place)
     if isinstance(predictor.engine, Divisible):
         predictor.engine = predictor.engine.on_threads(1)
     for content in itertools.islice(contents, 20):
         predictor([content])
-    coming = iter(due_times(float(rate), seconds=float(seconds), seed=int(seed)))
+    coming = iter(due_times(float(rate), seconds=float(seconds), even=way == "even", seed=int(seed)))
     lock, latencies, start = threading.Lock(), list[float](), time.perf_counter()
 
     def hand() -> None:

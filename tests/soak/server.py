@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import psutil
 from PIL import Image
-from soak.load import Seen, closed_loop, due_times, message, open_loop, run
+from soak.load import Answer, Seen, closed_loop, due_times, message, open_loop, run
 
 HERE = Path(__file__).resolve().parent
 DATA = Path(os.environ.get("VITKIT_TEST_DATA", HERE.parents[2] / "shared" / "data"))
@@ -250,16 +250,14 @@ def bare(subject: Subject, *, batch: int, seconds: float, loops: int = 1) -> dic
     return found
 
 
-def bare_at(subject: Subject, *, rate: float, seconds: float, seed: int) -> list[float]:
-    """Seconds that answers to random arrivals take in threads of one process, a core each, without a server."""
-    command = [sys.executable, str(HERE / "bare_arrivals.py"), str(subject.model), *map(str, (rate, seconds, seed))]
-    said = subprocess.run(
-        [*command, *map(str, subject.photos)], capture_output=True, text=True, check=False, timeout=600 + seconds
-    )
+def bare_at(subject: Subject, *, rate: float, seconds: float, even: bool, seed: int) -> Seen:
+    """What the same arrivals come to in threads of one process, a core each, without a server."""
+    command = [sys.executable, str(HERE / "bare_arrivals.py"), str(subject.model)]
+    command += map(str, (rate, seconds, "even" if even else "random", seed, *subject.photos))
+    said = subprocess.run(command, capture_output=True, text=True, check=False, timeout=600 + seconds)
     if said.returncode:
         raise ServerError(f"the threads without a server failed: {said.stderr[-500:]}")
-    found: list[float] = json.loads(said.stdout)
-    return found
+    return Seen([Answer(0.0, 0.0, taken, 200, -1, number) for number, taken in enumerate(json.loads(said.stdout))])
 
 
 def warm(server: Server, subject: Subject) -> None:

@@ -7,13 +7,15 @@ and their random arrivals are seeded. What is about speed holds for a machine th
 import asyncio
 import contextlib
 import heapq
+import itertools
 import math
 import os
 import random
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
+import psutil
 from soak import load
 from soak.faults import Finding
 from soak.load import Pool, Seen, closed_loop, due_times, message, open_loop
@@ -71,48 +73,91 @@ def cost_of_http(folder: Path, size: Size) -> Finding:
     return finding
 
 
+@dataclass
+class Arrivals:
+    """Requests that come one way: how the server answered them, and threads without one, in turns."""
+
+    name: str
+    seconds: float
+    served: Seen = field(default_factory=Seen)
+    alone: Seen = field(default_factory=Seen)
+
+    @property
+    def ratio(self) -> float:
+        return self.served.latency(0.99) / self.served.latency(0.5)
+
+    @property
+    def ratio_alone(self) -> float:
+        return self.alone.latency(0.99) / self.alone.latency(0.5)
+
+    @property
+    def refused(self) -> float:
+        """The share of requests that found no room in the line."""
+        return len(self.served.having(429)) / len(self.served.answers)
+
+    @property
+    def too_late_alone(self) -> float:
+        """The share that waited without a server for longer than anything the server took in."""
+        longest = self.served.latency(1.0)
+        return sum(answer.latency > longest for answer in self.alone.answers) / len(self.alone.answers)
+
+
 def seventy_percent(folder: Path, size: Size) -> Finding:
-    """S2: at 70 % of capacity there are no errors, p99 stays near p50, and memory and descriptors do not grow."""
+    """S2: at 70 % of capacity there are no errors, p99 stays near p50, and memory and descriptors do not grow.
+
+    A machine that others use too stops now and then, and then no server keeps this: what threads without a server do at
+    the same rates, in turns, is what it can be held to.
+    """
     counts, finding = COUNTS[size], Finding("S2 70 % of capacity")
-    subject, capacities, evenly, randomly, bare_ratios = usual(folder), [], Seen(), Seen(), list[float]()
+    subject, capacities = usual(folder), list[float]()
+    ways = (Arrivals("even", counts.even), Arrivals("random", counts.steady))
+    before = stolen()
     with serving(subject.model, log=folder / "server.log") as server:
         warm(server, subject)
         held: dict[str, float] = {}
-        for number in range(counts.rounds):
-            for all_seen, even, seconds in ((evenly, True, counts.even), (randomly, False, counts.steady)):
-                capacities.append(peak(server, subject, seconds=counts.peak))
-                rate, share = 0.7 * capacities[-1], seconds / counts.rounds
-                all_seen.answers += at(server, subject, rate=rate, seconds=share, even=even, seed=number).answers
-                held = held or server.holds_at_rest()
+        for number, way in itertools.product(range(counts.rounds), ways):
             capacities.append(peak(server, subject, seconds=counts.peak))
-            alone = sorted(bare_at(subject, rate=0.7 * capacities[-1], seconds=min(share, 30.0), seed=number))
-            bare_ratios.append(alone[int(0.99 * len(alone))] / alone[len(alone) // 2])
+            rate, seconds, even = 0.7 * capacities[-1], way.seconds / counts.rounds, way.name == "even"
+            way.served.answers += at(server, subject, rate=rate, seconds=seconds, even=even, seed=number).answers
+            held = held or server.holds_at_rest()
+            alone = bare_at(subject, rate=rate, seconds=min(seconds, 30.0), even=even, seed=number)
+            way.alone.answers += alone.answers
         grown = {name: value - held[name] for name, value in server.holds_at_rest().items()}
-    for name, seen in (("even", evenly), ("random", randomly)):
-        p50, p99, refused = seen.latency(0.5), seen.latency(0.99), len(seen.having(429))
+    for way in ways:
+        name, seen = way.name, way.served
         finding.figures |= {
             f"{name}: requests": len(seen.answers),
-            f"{name}: p50, ms": round(1e3 * p50, 1),
-            f"{name}: p99, ms": round(1e3 * p99, 1),
-            f"{name}: ratio": round(p99 / p50, 2),
-            f"{name}: refused": refused,
+            f"{name}: p50, ms": round(1e3 * seen.latency(0.5), 1),
+            f"{name}: p99, ms": round(1e3 * seen.latency(0.99), 1),
+            f"{name}: ratio": round(way.ratio, 2),
+            f"{name}: ratio without a server": round(way.ratio_alone, 2),
+            f"{name}: refused": f"{way.refused:.2%}",
+            f"{name}: waited longer without a server": f"{way.too_late_alone:.2%}",
         }
         finding.expect(seen.others(200, 429) == 0, f"{name} arrivals: errors: {seen.statuses()}")
         # Chance piles up more than any line holds once in some ten thousand random arrivals, and never in even ones.
-        allowed = 0 if name == "even" else 1 + len(seen.answers) // 10_000
-        finding.expect(refused <= allowed, f"{name} arrivals: {refused} of {len(seen.answers)} refused")
+        allowed = max(way.too_late_alone, 0.0 if name == "even" else 2e-4)
+        finding.expect(way.refused <= allowed, f"{name} arrivals: {way.refused:.2%} of {len(seen.answers)} refused")
+    evenly, _ = ways
     finding.figures |= {
-        "random: ratio without a server": " ".join(f"{ratio:.2f}" for ratio in bare_ratios),
         "random: ratio of a perfect server": round(perfect_ratio(os.cpu_count() or 1, share=0.7), 2),
         "capacity, images/s": f"{min(capacities):.1f} to {max(capacities):.1f}",
+        "taken by other machines": f"{stolen() - before:.1f} s",
         "grown, MB": round(grown["MB"], 1),
         "grown, descriptors": int(grown["descriptors"]),
     }
-    ratio = evenly.latency(0.99) / evenly.latency(0.5)
-    finding.expect(ratio <= 3.0, f"p99 is {ratio:.1f} times p50 though requests come evenly")
+    finding.expect(
+        evenly.ratio <= max(3.0, evenly.ratio_alone),
+        f"p99 is {evenly.ratio:.1f} times p50 though requests come evenly; {evenly.ratio_alone:.1f} without a server",
+    )
     finding.expect(grown["MB"] <= 64.0, f"memory grew by {grown['MB']:.0f} MB")
     finding.expect(grown["descriptors"] <= 16, f"{grown['descriptors']:.0f} descriptors more than before")
     return finding
+
+
+def stolen() -> float:
+    """Seconds of the cores that the host gave to other machines while this one wanted them, since it started."""
+    return float(getattr(psutil.cpu_times(), "steal", 0.0))
 
 
 def perfect_ratio(cores: int, *, share: float, count: int = 200_000) -> float:

@@ -1,6 +1,6 @@
 """A model, a rate and photos go in; how long answers take without a server comes out, where requests come by the clock.
 
-python tests/soak/bare_arrivals.py MODEL RATE SECONDS even|random SEED PHOTO…  prints JSON: seconds of each answer.
+python tests/soak/bare_arrivals.py MODEL RATE SECONDS even|random SEED PHOTO…  prints JSON: when each was due and done.
 
 As many threads as there are cores take what is due, first come first, each from bytes to probabilities on a core of its
 own: what this machine gives a server that costs nothing itself. Compare with S2 in turns, for machines change.
@@ -34,7 +34,7 @@ def main() -> None:
     for content in itertools.islice(contents, 20):
         predictor([content])
     coming = iter(due_times(float(rate), seconds=float(seconds), even=way == "even", seed=int(seed)))
-    lock, latencies, start = threading.Lock(), list[float](), time.perf_counter()
+    lock, answers, start = threading.Lock(), list[tuple[float, float]](), time.perf_counter()
 
     def hand() -> None:
         torch.set_num_threads(1)
@@ -45,14 +45,14 @@ def main() -> None:
                 return
             time.sleep(max(0.0, start + due - time.perf_counter()))
             predictor([content])
-            latencies.append(time.perf_counter() - start - due)
+            answers.append((start + due, time.perf_counter()))
 
     hands = [threading.Thread(target=hand) for _ in range(len(os.sched_getaffinity(0)))]
     for each in hands:
         each.start()
     for each in hands:
         each.join()
-    sys.stdout.write(json.dumps(latencies) + "\n")
+    sys.stdout.write(json.dumps(answers) + "\n")
 
 
 if __name__ == "__main__":

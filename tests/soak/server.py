@@ -257,7 +257,7 @@ def bare_at(subject: Subject, *, rate: float, seconds: float, even: bool, seed: 
     said = subprocess.run(command, capture_output=True, text=True, check=False, timeout=600 + seconds)
     if said.returncode:
         raise ServerError(f"the threads without a server failed: {said.stderr[-500:]}")
-    return Seen([Answer(0.0, 0.0, taken, 200, -1, number) for number, taken in enumerate(json.loads(said.stdout))])
+    return Seen([Answer(due, due, done, 200, -1, at) for at, (due, done) in enumerate(json.loads(said.stdout))])
 
 
 def warm(server: Server, subject: Subject) -> None:

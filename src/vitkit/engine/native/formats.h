@@ -1,10 +1,11 @@
 // Floats go in, the words that the matrix product multiplies come out: float32, bfloat16 or int8.
 //
-// A word is four bytes: one float, two bfloat16 or four int8. A format says how a word of activations, the same in all
+// A word is four bytes: one float, two bfloat16 or two or four int8. A format says how a word of activations, the same in all
 // lanes, times a word of weights, one for each column, is added to sums. All else of the product is the same for all.
 #pragma once
 
 #include <cmath>
+#include <type_traits>
 
 #include "memory.h"
 #include "simd.h"
@@ -130,45 +131,43 @@ struct BFloat16 {
 
 // int8 weights with a scale for each column, unsigned activations with a scale and a least value for each token, found
 // as they come. Σ x w = Σ (s q + l) (t p) = t (s Σ q p + l Σ p): the product of integers, and the sums of the weights.
+//
+// With VNNI a word is four bytes. Elsewhere it is two numbers of 16 bits: what multiplies bytes there adds two products
+// in 16 bits, which is one bit too few. The sums are the same.
+#if VITKIT_AVX512 && defined(__AVX512VNNI__)
+#define VITKIT_BYTES 1
+#endif
+
 struct Int8 {
     using Sum = Int;
-    static constexpr int values = 4;
+#if VITKIT_BYTES
+    using Whole = uint8_t;
+#else
+    using Whole = uint16_t;
+#endif
+    static constexpr int values = sizeof(Word) / sizeof(Whole);
     static constexpr int row_words = 1;
     static constexpr bool as_they_are = false;
 
     static VITKIT_INLINE_MEMBER Sum add_product(Sum sum, const Int* row, Int weights) {
-#if VITKIT_AVX512 && defined(__AVX512VNNI__)
+#if VITKIT_BYTES
         return (Int)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)row[0], (__m512i)weights);
 #elif VITKIT_AVX512
-        const Int even = same_word(0x00ff00ffu);
-        const __m512i low = _mm512_madd_epi16(
-            (__m512i)(row[0] & even), _mm512_srai_epi16(_mm512_slli_epi16((__m512i)weights, 8), 8));
-        const __m512i high = _mm512_madd_epi16(
-            (__m512i)((row[0] >> 8) & even), _mm512_srai_epi16((__m512i)weights, 8));
-        return sum + (Int)low + (Int)high;
+        return sum + (Int)_mm512_madd_epi16((__m512i)row[0], (__m512i)weights);
 #elif VITKIT_AVX2
-        // maddubs would add two products in 16 bits, which is one bit too few: so even and odd bytes apart.
-        const Int even = same_word(0x00ff00ffu);
-        const __m256i low = _mm256_madd_epi16(
-            (__m256i)(row[0] & even), _mm256_srai_epi16(_mm256_slli_epi16((__m256i)weights, 8), 8));
-        const __m256i high = _mm256_madd_epi16(
-            (__m256i)((row[0] >> 8) & even), _mm256_srai_epi16((__m256i)weights, 8));
-        return sum + (Int)low + (Int)high;
+        return sum + (Int)_mm256_madd_epi16((__m256i)row[0], (__m256i)weights);
 #else
-        const Int byte = same_word(0xffu);
-        sum += (row[0] & byte) * ((weights << 24) >> 24);
-        sum += ((row[0] >> 8) & byte) * ((weights << 16) >> 24);
-        sum += ((row[0] >> 16) & byte) * ((weights << 8) >> 24);
-        return sum + ((row[0] >> 24) & byte) * (weights >> 24);
+        return sum + (row[0] & same_word(0xffffu)) * ((weights << 16) >> 16) + (row[0] >> 16) * (weights >> 16);
 #endif
     }
     static int whole(float value, float scale) {
         return scale > 0.0f ? static_cast<int>(std::lrint(value / scale)) : 0;
     }
     static Word packed(const float* values, const float* scale) {
-        Word word = 0;
-        for (int byte = 0; byte < 4; byte++)
-            word |= (static_cast<Word>(whole(values[byte], *scale)) & 0xffu) << (8 * byte);
+        Whole wholes[Int8::values];
+        for (int at = 0; at < Int8::values; at++) wholes[at] = static_cast<Whole>(whole(values[at], *scale));
+        uint32_t word;
+        std::memcpy(&word, wholes, sizeof word);
         return word;
     }
     static void convert(const float* from, size_t count, const Rows& to, size_t row) {
@@ -191,23 +190,30 @@ struct Int8 {
         const float scale = std::isfinite(total) ? (most - least) / 255.0f : NAN;
         const float inverse = scale > 0.0f ? 1.0f / scale : 0.0f;
         to.scale[row] = scale, to.least[row] = least;
-        uint8_t* bytes = reinterpret_cast<uint8_t*>(to.words + row * to.stride);
+        Whole* wholes = reinterpret_cast<Whole*>(to.words + row * to.stride);
         const Vec factor = same(inverse), shift = same(-least);
         size_t at = 0;
-#if VITKIT_AVX512
-        for (; at < whole_vectors; at += lanes) {
-            const __m512i whole = _mm512_cvtps_epi32((__m512)((load(from + at) + shift) * factor));
-            _mm_storeu_si128(reinterpret_cast<__m128i*>(bytes + at), _mm512_cvtusepi32_epi8(whole));
-        }
-#endif
-        for (; at < whole_vectors; at += lanes) {
-            const Int wholes = to_int(smaller(nearest((load(from + at) + shift) * factor), same(255.0f)));
-            for (int lane = 0; lane < lanes; lane++) bytes[at + lane] = static_cast<uint8_t>(wholes[lane]);
-        }
+        for (; at < whole_vectors; at += lanes)
+            store_wholes(wholes + at, smaller((load(from + at) + shift) * factor, same(255.0f)));
         for (; at < count; at++) {
             const float scaled = (from[at] - least) * inverse;
-            bytes[at] = static_cast<uint8_t>(std::lrint(scaled < 255.0f ? scaled : 255.0f));
+            wholes[at] = static_cast<Whole>(std::lrint(scaled < 255.0f ? scaled : 255.0f));
         }
+    }
+    // The nearest whole numbers of floats from 0 to 255.
+    static VITKIT_INLINE_MEMBER void store_wholes(Whole* to, Vec scaled) {
+#if VITKIT_BYTES
+        _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm512_cvtusepi32_epi8(_mm512_cvtps_epi32((__m512)scaled)));
+#elif VITKIT_AVX512
+        _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), _mm512_cvtusepi32_epi16(_mm512_cvtps_epi32((__m512)scaled)));
+#elif VITKIT_AVX2
+        const __m256i wholes = _mm256_cvtps_epi32((__m256)scaled);
+        const __m128i halves = _mm_packus_epi32(_mm256_castsi256_si128(wholes), _mm256_extracti128_si256(wholes, 1));
+        _mm_storeu_si128(reinterpret_cast<__m128i*>(to), halves);
+#else
+        const Int wholes = to_int(nearest(scaled));
+        for (int lane = 0; lane < lanes; lane++) to[lane] = static_cast<Whole>(wholes[lane]);
+#endif
     }
     static VITKIT_INLINE_MEMBER Vec value(Sum sum, const Rows& rows, size_t row, const Weights<Int8>& weights, size_t column) {
         const Vec offset = same(rows.least[row]) * load(weights.sums.data() + column);
@@ -226,7 +232,7 @@ Weights<Format> pack(const float* weight, size_t stride, const float* bias, size
     const size_t padded = to.panels * tile_columns;
     to.words = Block<uint32_t>(padded * to.steps);
     to.bias = Block<float>(padded);
-    constexpr bool integers = Format::values == 4;
+    constexpr bool integers = std::is_same<Format, Int8>::value;
     if (integers) to.scale = Block<float>(padded), to.sums = Block<float>(padded);
     Block<float> row(rounded_up(in, 4));
     for (size_t column = 0; column < out; column++) {

@@ -50,7 +50,7 @@ class NoDenormals {
 #endif
 };
 
-// Four bytes that hold one float, two bfloat16 or four int8.
+// Four bytes that hold one float, two bfloat16, or two or four int8.
 typedef uint32_t Word __attribute__((may_alias));
 
 VITKIT_INLINE Vec load(const float* from) {

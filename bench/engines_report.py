@@ -251,5 +251,6 @@ def start_cells(start: Start | None) -> tuple[str, str]:
 def why() -> str:
     """What makes the difference, and how far to trust it."""
     return """On noise: absolute times move by tens of percent on a shared machine; contenders of one row see the same
-weather, and a ratio between 0.98 and 1.02 is a draw. bf16 without avx512_bf16 or AMX is emulated by torch and OpenVINO,
-and slower there than fp32."""
+weather, and a ratio between 0.98 and 1.02 is a draw. bf16 without avx512_bf16 or AMX is emulated by torch, and by
+OpenVINO on AVX-512, and slower there than fp32. On AVX2 OpenVINO takes as long as in fp32; ours unfolds weights of 16
+bits for each product there, which takes half the memory and somewhat longer than fp32."""

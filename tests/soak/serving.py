@@ -13,6 +13,7 @@ import os
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from soak import load
@@ -73,6 +74,10 @@ def cost_of_http(folder: Path, size: Size) -> Finding:
     return finding
 
 
+TURN = 20.0
+"""Seconds for which a capacity that was measured is taken to be there: some machines are faster now and slower then."""
+
+
 @dataclass
 class Arrivals:
     """Requests that come one way: how the server answered them, and in turns with it threads without one."""
@@ -94,13 +99,15 @@ def seventy_percent(folder: Path, size: Size) -> Finding:
     with Weather() as weather, serving(subject.model, log=folder / "server.log") as server:
         warm(server, subject)
         held: dict[str, float] = {}
-        for number, way in itertools.product(range(counts.rounds), ways):
-            capacities.append(peak(server, subject, seconds=counts.peak))
-            rate, seconds, even = 0.7 * capacities[-1], way.seconds / counts.rounds, way.name == "even"
-            way.served.answers += at(server, subject, rate=rate, seconds=seconds, even=even, seed=number).answers
+        for number, way in itertools.product(range(math.ceil(counts.even / TURN)), ways):
+            capacities.append(peak(server, subject, seconds=min(counts.peak, TURN / 4)))
+            rate, seconds, even = 0.7 * capacities[-1], min(way.seconds, TURN), way.name == "even"
+            served = partial(at, server, subject, rate=rate, seconds=seconds, even=even, seed=number)
+            alone = partial(bare_at, subject, rate=rate, seconds=seconds, even=even, seed=number)
+            both = [(way.served, served), (way.alone, alone)]
+            for seen, ask in both if number % 2 == 0 else reversed(both):
+                seen.answers += ask().answers
             held = held or server.holds_at_rest()
-            alone = bare_at(subject, rate=rate, seconds=min(seconds, 30.0), even=even, seed=number)
-            way.alone.answers += alone.answers
         grown = {name: value - held[name] for name, value in server.holds_at_rest().items()}
     finding.figures["capacity, images/s"] = f"{min(capacities):.1f} to {max(capacities):.1f}"
     for way in ways:

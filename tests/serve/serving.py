@@ -25,6 +25,14 @@ from vitkit.model.vit import ViT
 
 PATIENCE = 60.0
 """Seconds until a test gives up on the server: it may share its cores with many others."""
+PATIENT = f"""
+import sys
+from vitkit.cli.main import main
+from vitkit.serve import supervisor
+supervisor.HUNG = {PATIENCE}
+sys.exit(main())
+"""
+"""The command `vitkit` that leaves a worker alone which a test has stopped: the test may be slow itself."""
 
 
 @dataclass
@@ -122,9 +130,12 @@ def picture(seed: int = 0, *, side: int = 40, kind: str = "PNG") -> bytes:
 
 
 @contextmanager
-def started(*arguments: object, environment: dict[str, str] | None = None, **options: Any) -> Iterator[Running]:
+def started(
+    *arguments: object, environment: dict[str, str] | None = None, patient: bool = False, **options: Any
+) -> Iterator[Running]:
     """`vitkit serve` with these arguments on a free port, its address known, perhaps not ready yet."""
-    command = [sys.executable, "-m", "vitkit", "serve", *map(str, arguments)]
+    program = ["-c", PATIENT] if patient else ["-m", "vitkit"]
+    command = [sys.executable, *program, "serve", *map(str, arguments)]
     if "--port" not in command and "--fd" not in command:
         command += ["--port", "0"]
     variables = os.environ | {"OMP_NUM_THREADS": "1"} | (environment or {})
@@ -153,9 +164,11 @@ def started(*arguments: object, environment: dict[str, str] | None = None, **opt
 
 
 @contextmanager
-def served(run: Path | str, *arguments: object, environment: dict[str, str] | None = None) -> Iterator[Running]:
+def served(
+    run: Path | str, *arguments: object, environment: dict[str, str] | None = None, patient: bool = False
+) -> Iterator[Running]:
     """A server of one model that answers; its address is `server.url`, its front `server.process`."""
-    with started(run, *arguments, environment=environment) as server:
+    with started(run, *arguments, environment=environment, patient=patient) as server:
         assert server.url.startswith("http"), "".join(server.talk)
         until(lambda: server.process.poll() is not None or server.get("/v2/health/ready").status == 200)
         assert server.process.poll() is None, "".join(server.talk)

@@ -17,7 +17,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_asked_to_stop_it_answers_what_it_accepted_and_refuses_new_connections(model: Path) -> None:
-    with served(model, "limits.queue=16") as server:
+    with served(model, "limits.queue=16", "limits.deadline=60", patient=True) as server:
         host, _, port = server.url.removeprefix("http://").partition(":")
         worker = server.worker()
         idle = socket.create_connection((host, int(port)), timeout=PATIENCE)

@@ -1,7 +1,8 @@
 // Floats go in, the words that the matrix product multiplies come out: float32, bfloat16 or int8.
 //
-// A word is four bytes: one float, two bfloat16, or int8 as two numbers of 16 bits or four of 8. A format says how a word of
-// activations, the same in all lanes, times a word of weights, one for each column, is added to sums. All else is the same.
+// A word is four bytes: one float, two bfloat16, or int8 as two numbers of 16 bits or four of 8. A format says how a
+// word of activations, the same in all lanes, times a word of weights, one for each column, is added to sums. All else
+// of the product is the same for all.
 #pragma once
 
 #include <cmath>

@@ -11,6 +11,7 @@ import itertools
 import math
 import os
 import random
+import statistics
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
@@ -75,7 +76,11 @@ def cost_of_http(folder: Path, size: Size) -> Finding:
 
 
 TURN = 20.0
-"""Seconds for which a capacity that was measured is taken to be there: some machines are faster now and slower then."""
+"""Seconds of requests between two measurements of the capacity.
+
+Some machines are faster now and slower then. The capacity is the mean of all that was measured so far: after a fast
+moment comes a slower one, for which 70 % of the fast one may be too much.
+"""
 
 
 @dataclass
@@ -98,10 +103,12 @@ def seventy_percent(folder: Path, size: Size) -> Finding:
     ways = (Arrivals("even", counts.even), Arrivals("random", counts.steady))
     with Weather() as weather, serving(subject.model, log=folder / "server.log") as server:
         warm(server, subject)
-        held: dict[str, float] = {}
+        held, moment = dict[str, float](), min(counts.peak, TURN / 4)
+        for _ in range(counts.rounds):
+            capacities.append(peak(server, subject, seconds=moment))
         for number, way in itertools.product(range(math.ceil(counts.even / TURN)), ways):
-            capacities.append(peak(server, subject, seconds=min(counts.peak, TURN / 4)))
-            rate, seconds, even = 0.7 * capacities[-1], min(way.seconds, TURN), way.name == "even"
+            capacities.append(peak(server, subject, seconds=moment))
+            rate, seconds, even = 0.7 * statistics.mean(capacities), min(way.seconds, TURN), way.name == "even"
             served = partial(at, server, subject, rate=rate, seconds=seconds, even=even, seed=number)
             alone = partial(bare_at, subject, rate=rate, seconds=seconds, even=even, seed=number)
             both = [(way.served, served), (way.alone, alone)]
@@ -109,7 +116,8 @@ def seventy_percent(folder: Path, size: Size) -> Finding:
                 seen.answers += ask().answers
             held = held or server.holds_at_rest()
         grown = {name: value - held[name] for name, value in server.holds_at_rest().items()}
-    finding.figures["capacity, images/s"] = f"{min(capacities):.1f} to {max(capacities):.1f}"
+    mean = statistics.mean(capacities)
+    finding.figures["capacity, images/s"] = f"{mean:.1f} ({min(capacities):.1f} to {max(capacities):.1f})"
     for way in ways:
         judge(finding, way, weather)
     finding.figures |= {

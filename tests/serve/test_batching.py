@@ -94,7 +94,7 @@ def test_beyond_the_queue_is_429_with_the_time_that_the_rest_will_take() -> None
     run(story)
 
 
-def test_a_full_line_is_cut_to_half_until_nobody_has_been_refused_for_a_while() -> None:
+def test_a_full_line_is_cut_until_nobody_has_been_refused_for_a_while() -> None:
     async def story() -> None:
         desk = Desk(batch=2, queue=4)
         desk.line.seconds_an_image = 10.0  # so that a while is 20 s
@@ -164,10 +164,17 @@ def test_a_long_list_that_has_no_room_does_not_cut_the_line_for_others() -> None
     run(story)
 
 
-def test_unless_it_is_said_the_line_is_twice_what_the_worker_takes() -> None:
+def test_unless_it_is_said_the_line_is_four_times_what_the_worker_takes() -> None:
     line = Desk().line
     line.takes = 5
-    assert (line.most, line.half) == (10, 5)
+    assert (line.most, line.few) == (20, 5)
+
+
+@pytest.mark.parametrize(("queue", "few"), [(100, 5), (20, 5), (6, 3), (1, 1)])
+def test_a_crowd_has_as_much_of_a_line_as_keeps_the_worker_busy_and_half_of_it_at_most(queue: int, few: int) -> None:
+    line = Desk(queue=queue).line
+    line.takes = 5
+    assert (line.most, line.few) == (queue, few)
 
 
 def test_an_empty_line_takes_a_request_of_any_size() -> None:

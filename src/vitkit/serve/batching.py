@@ -1,8 +1,8 @@
 """Accepted requests go in, the worker gets as many as it can use and each gets one answer, or learns why there is none.
 
 The line is short on purpose: what would wait for long is refused at once, while refusing is cheap. A rush may come near
-its end; where somebody finds it full there are too many clients, and half of it is enough until they are fewer.
-Predictions go before attention.
+its end, and so may what piles up while others have the cores; where somebody finds it full there are too many clients,
+and what keeps the worker busy is enough until they are fewer. Predictions go before attention.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ from vitkit.serve.wire import Message
 Body = bytes | bytearray
 Send = Callable[[Message, Body], None]
 LONGEST_CUT = 300
-"""After the time that so many halves of the line take, it is tried whether all of it is enough again."""
+"""After the time that so many shortened lines take, it is tried whether all of it is enough again."""
 POISON = Refusal(422, "the image could not be processed", hint="it may be damaged; save it again with another program")
 
 
@@ -73,18 +73,18 @@ class Line:
         return self.held + cost <= self.room() or self.held == 0
 
     def room(self) -> int:
-        """Images that may be in line now: half as many once somebody was refused, until nobody has been for a while."""
-        return self.half if time.monotonic() < self.cut_until else self.most
+        """Images that may be in line now: far fewer once somebody was refused, until nobody has been for a while."""
+        return self.few if time.monotonic() < self.cut_until else self.most
 
     @property
     def most(self) -> int:
         """Images that may be in line in a rush."""
-        return self.limits.queue or 2 * self.takes
+        return self.limits.queue or 4 * self.takes
 
     @property
-    def half(self) -> int:
-        """Images that may be in line while there are too many clients."""
-        return max(1, self.most // 2)
+    def few(self) -> int:
+        """Images that may be in line while there are too many clients: what keeps the worker busy, at most half."""
+        return max(1, min(self.takes, self.most // 2))
 
     def retry_after(self) -> int:
         """Whole seconds after which there should be room."""
@@ -102,14 +102,14 @@ class Line:
         )
 
     def _cut(self) -> None:
-        """Half of the line has to be enough until nobody was refused for as long as that half takes, or for very long.
+        """A few have to be enough until nobody was refused for as long as those few take, or for very long.
 
         Clients who do not wait before they ask again may be few enough for the whole line, and never let it end.
         """
-        now, half = time.monotonic(), self.half * self.seconds_an_image
+        now, while_few = time.monotonic(), self.few * self.seconds_an_image
         if now >= self.cut_until:
             self.cut_since = now
-        self.cut_until = min(now + half, self.cut_since + LONGEST_CUT * half)
+        self.cut_until = min(now + while_few, self.cut_since + LONGEST_CUT * while_few)
 
     async def ask(self, head: Message, body: Body, *, cost: int, gone: Callable[[], bool]) -> Answered:
         """Wait in line for the answer to one request."""

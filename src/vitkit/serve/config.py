@@ -22,9 +22,9 @@ class LimitsConfig:
     """What a client may use at most: numbers of things, seconds, bytes."""
 
     queue: int = 0
-    """Images that are accepted and not yet answered, those at work included; beyond, 429, and then half of it until
-    nobody has been refused for a while: a rush may fill it, a crowd would only wait in it. 0 is ten for each thread of
-    our own engine and at least 20, or four batches of another."""
+    """Images that are accepted and not yet answered, those at work included; beyond, 429, and then only what keeps the
+    cores busy, half of it at most, until nobody has been refused for a while: a rush may fill it, a crowd would only
+    wait in it. 0 is twenty for each thread of our own engine and at least 40, or eight batches of another."""
     batch: int = 8
     """Images that go through a model together. Our own engine takes them one by one, each on a thread, and what waits
     is shared out; on a GPU they are one product."""

@@ -97,7 +97,7 @@ def test_beyond_the_queue_is_429_with_the_time_that_the_rest_will_take() -> None
 def test_a_full_line_is_cut_until_nobody_has_been_refused_for_a_while() -> None:
     async def story() -> None:
         desk = Desk(batch=2, queue=4)
-        desk.line.seconds_an_image = 10.0  # so that a while is 20 s
+        desk.line.seconds_an_image = 10.0  # so that a while is 40 s
         for _ in range(5):
             await desk.ask()
         assert desk.refused() == [5]  # a rush may fill it, and no more
@@ -108,7 +108,7 @@ def test_a_full_line_is_cut_until_nobody_has_been_refused_for_a_while() -> None:
         desk.answer(3)
         await desk.ask()
         assert desk.refused() == [5, 6]
-        desk.line.cut_until -= 30.0
+        desk.line.cut_until -= 60.0
         for _ in range(3):
             await desk.ask()
         assert desk.refused() == [5, 6, 10]
@@ -141,7 +141,7 @@ def test_clients_who_never_wait_do_not_keep_the_line_cut_for_ever() -> None:
             await desk.ask()
         desk.answer(1)
         desk.answer(2)
-        desk.line.cut_since -= LONGEST_CUT * 20.0
+        desk.line.cut_since -= LONGEST_CUT * 40.0
         await desk.ask()
         await desk.ask()
         assert desk.refused() == [5, 6]  # the first was one too many for half of the line, but not for all of it
@@ -164,10 +164,10 @@ def test_a_long_list_that_has_no_room_does_not_cut_the_line_for_others() -> None
     run(story)
 
 
-def test_unless_it_is_said_the_line_is_four_times_what_the_worker_takes() -> None:
+def test_unless_it_is_said_the_line_is_three_times_what_the_worker_takes() -> None:
     line = Desk().line
     line.takes = 5
-    assert (line.most, line.few) == (20, 5)
+    assert (line.most, line.few) == (15, 5)
 
 
 @pytest.mark.parametrize(("queue", "few"), [(100, 5), (20, 5), (6, 3), (1, 1)])

@@ -50,7 +50,7 @@ def command(
     for Prometheus, /v2 is KServe's protocol.
 
     \b
-    limits.queue=0          images accepted and not yet answered, beyond: 429; 0 is 20 a thread, at least 40
+    limits.queue=0          images accepted and not yet answered, beyond: 429; 0 is 15 a thread, at least 30
     limits.batch=8          images computed together
     limits.deadline=10      seconds until an accepted request is given up: 504
     limits.receive=10       seconds to receive a whole request: 408

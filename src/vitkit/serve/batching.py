@@ -19,8 +19,8 @@ from vitkit.serve.wire import Message
 
 Body = bytes | bytearray
 Send = Callable[[Message, Body], None]
-LONGEST_CUT = 300
-"""After the time that so many shortened lines take, it is tried whether all of it is enough again."""
+LONGEST_CUT = 100
+"""After the time that so many whole lines take, it is tried whether all of it is enough again."""
 POISON = Refusal(422, "the image could not be processed", hint="it may be damaged; save it again with another program")
 
 
@@ -79,7 +79,7 @@ class Line:
     @property
     def most(self) -> int:
         """Images that may be in line in a rush."""
-        return self.limits.queue or 4 * self.takes
+        return self.limits.queue or 3 * self.takes
 
     @property
     def few(self) -> int:
@@ -102,14 +102,15 @@ class Line:
         )
 
     def _cut(self) -> None:
-        """A few have to be enough until nobody was refused for as long as those few take, or for very long.
+        """A few have to be enough until nobody was refused for as long as a whole line takes, or for very long.
 
+        Nobody is refused either while this process has no core: that time must not pass for an end of the crowd.
         Clients who do not wait before they ask again may be few enough for the whole line, and never let it end.
         """
-        now, while_few = time.monotonic(), self.few * self.seconds_an_image
+        now, a_line = time.monotonic(), self.most * self.seconds_an_image
         if now >= self.cut_until:
             self.cut_since = now
-        self.cut_until = min(now + while_few, self.cut_since + LONGEST_CUT * while_few)
+        self.cut_until = min(now + a_line, self.cut_since + LONGEST_CUT * a_line)
 
     async def ask(self, head: Message, body: Body, *, cost: int, gone: Callable[[], bool]) -> Answered:
         """Wait in line for the answer to one request."""

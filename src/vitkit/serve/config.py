@@ -24,7 +24,7 @@ class LimitsConfig:
     queue: int = 0
     """Images that are accepted and not yet answered, those at work included; beyond, 429, and then only what keeps the
     cores busy, half of it at most, until nobody has been refused for a while: a rush may fill it, a crowd would only
-    wait in it. 0 is twenty for each thread of our own engine and at least 40, or eight batches of another."""
+    wait in it. 0 is fifteen for each thread of our own engine and at least 30, or six batches of another."""
     batch: int = 8
     """Images that go through a model together. Our own engine takes them one by one, each on a thread, and what waits
     is shared out; on a GPU they are one product."""

@@ -199,14 +199,14 @@ def overload(folder: Path, size: Size) -> Finding:
     subject = usual(folder)
     with serving(subject.model, log=folder / "server.log") as server:
         warm(server, subject)
-        capacity = peak(server, subject, seconds=counts.peak)
+        capacity = peak(server, subject, seconds=2 * counts.peak)
         for times in (2, 5, 10):
-            calm = at(server, subject, rate=0.7 * capacity, seconds=min(counts.steady, 30.0))
+            calm = at(server, subject, rate=0.7 * capacity, seconds=min(counts.steady, 60.0))
             before = server.cpu()["front"]
             seen, alive, after = load.run(overloaded(server, subject, capacity, times=times, seconds=counts.overload))
             asked = sum(len(each.answers) for each in (seen, alive, after))
             finding.figures[f"{times}×: front, CPU ms"] = round(1e3 * (server.cpu()["front"] - before) / asked, 3)
-            capacity, then = peak(server, subject, seconds=counts.peak), capacity
+            capacity, then = peak(server, subject, seconds=2 * counts.peak), capacity
             usually = Steady(capacity=(then + capacity) / 2, p99=calm.latency(0.99))
             judge_overload(finding, f"{times}×", seen, alive, after, usually=usually, seconds=counts.overload)
     return finding

@@ -167,14 +167,20 @@ def test_a_long_list_that_has_no_room_does_not_cut_the_line_for_others() -> None
 def test_unless_it_is_said_the_line_is_three_times_what_the_worker_takes() -> None:
     line = Desk().line
     line.takes = 5
-    assert (line.most, line.few) == (15, 5)
+    assert line.most == 15
 
 
 @pytest.mark.parametrize(("queue", "few"), [(100, 5), (20, 5), (6, 3), (1, 1)])
 def test_a_crowd_has_as_much_of_a_line_as_keeps_the_worker_busy_and_half_of_it_at_most(queue: int, few: int) -> None:
     line = Desk(queue=queue).line
-    line.takes = 5
+    line.needs, line.seconds_an_image = 5, 0.1
     assert (line.most, line.few) == (queue, few)
+
+
+def test_where_images_take_no_time_a_crowd_has_as_many_as_last_for_a_moment() -> None:
+    line = Desk(queue=100).line
+    line.needs, line.seconds_an_image = 5, 0.01
+    assert line.few == 10
 
 
 def test_an_empty_line_takes_a_request_of_any_size() -> None:

@@ -169,7 +169,7 @@ def test_a_large_model_that_was_not_asked_for_long_may_take_its_time() -> None:
     async def story() -> None:
         office = Office()
         await asyncio.sleep(0)
-        office.link.data_received(frame({"ready": READY, "seconds": 3.0, "takes": 10}))
+        office.link.data_received(frame({"ready": READY, "seconds": 3.0, "takes": 10, "needs": 6}))
         assert office.line.takes == 10
         for _ in range(1000):
             office.link.data_received(frame({"batch": 1, "seconds": 0.001, "taken": 0.0005, "attention": False}))
@@ -187,7 +187,7 @@ def test_attention_has_the_patience_that_attention_needs_and_predictions_theirs(
     async def story() -> None:
         office = Office()
         await asyncio.sleep(0)
-        office.link.data_received(frame({"ready": READY, "seconds": 0.01, "takes": 10}))
+        office.link.data_received(frame({"ready": READY, "seconds": 0.01, "takes": 10, "needs": 6}))
         for busy, looking, alive in ((0.0, 9.0, True), (2.5, 9.0, False), (0.0, 11.0, False), (1.9, 0.0, True)):
             office.link.data_received(frame({"pong": 1, "busy": busy, "looking": looking, "decoding": 0.0}))
             assert office.supervisor.alive == alive, (busy, looking)

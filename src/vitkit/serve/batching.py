@@ -21,6 +21,8 @@ Body = bytes | bytearray
 Send = Callable[[Message, Body], None]
 LONGEST_CUT = 100
 """After the time that so many whole lines take, it is tried whether all of it is enough again."""
+MOMENT = 0.1
+"""Seconds that this process may need to bring the worker something new, where its cores are busy."""
 POISON = Refusal(422, "the image could not be processed", hint="it may be damaged; save it again with another program")
 
 
@@ -60,7 +62,9 @@ class Line:
         self.held = 0
         self.working = 0
         self.takes = 2 * limits.batch
-        """Images that keep the worker busy; more of them need not be there."""
+        """Images that the worker has at most; more of them need not be there."""
+        self.needs = 2 * limits.batch
+        """Images with which it has something to do while the next ones come."""
         self.cut_since = self.cut_until = -math.inf
         self.numbers = 0
         self.seconds_an_image = 0.05
@@ -84,7 +88,7 @@ class Line:
     @property
     def few(self) -> int:
         """Images that may be in line while there are too many clients: what keeps the worker busy, at most half."""
-        return max(1, min(self.takes, self.most // 2))
+        return max(1, min(max(self.needs, math.ceil(MOMENT / self.seconds_an_image)), self.most // 2))
 
     def retry_after(self) -> int:
         """Whole seconds after which there should be room."""

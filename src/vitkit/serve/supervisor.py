@@ -255,7 +255,8 @@ class Supervisor:
             if not kind:
                 self.line.computed(images, seconds_of(head["taken"]))
         elif "ready" in head:
-            self.measured, self.line.takes = seconds_of(head["seconds"]), max(1, int(head["takes"]))
+            self.measured = seconds_of(head["seconds"])
+            self.line.takes, self.line.needs = max(1, int(head["takes"])), max(1, int(head["needs"]))
             self._is_ready(head["ready"])
         elif "failed" in head:
             self._has_failed(StartError(head["failed"], hint=head["hint"]))

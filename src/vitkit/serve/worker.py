@@ -66,8 +66,13 @@ class Worker:
 
     @property
     def takes(self) -> int:
-        """Images that keep it busy: for each hand one and a few to come, or a batch and the next one."""
+        """Images that it has at most: for each hand one and a few to come, or a batch and the next one."""
         return max(10, 5 * self.hands) if self.hands else 2 * self.limits.batch
+
+    @property
+    def needs(self) -> int:
+        """Images that keep it busy: for each hand one and two to come, or a batch and the next one."""
+        return 3 * self.hands if self.hands else 2 * self.limits.batch
 
     def listen(self, arriving: Iterator[tuple[Message, bytes]]) -> None:
         """Take messages until the other side goes."""
@@ -325,7 +330,7 @@ def serve(sock: socket.socket) -> None:
     worker = Worker(sock, settings.limits, models, hands=hands, decoders=decoders)
     descriptions = [served.description() for served in models.values()]
     seconds = max(served.seconds for served in models.values())
-    worker.send(({"ready": descriptions, "seconds": seconds, "takes": worker.takes}, b""))
+    worker.send(({"ready": descriptions, "seconds": seconds, "takes": worker.takes, "needs": worker.needs}, b""))
     worker.listen(arriving)
 
 

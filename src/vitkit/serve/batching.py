@@ -19,7 +19,7 @@ from vitkit.serve.wire import Message
 
 Body = bytes | bytearray
 Send = Callable[[Message, Body], None]
-LONGEST_CUT = 100
+LONGEST_CUT = 500
 """After the time that so many whole lines take, it is tried whether all of it is enough again."""
 MOMENT = 0.1
 """Seconds that this process may need to bring the worker something new, where its cores are busy."""

@@ -177,10 +177,12 @@ def test_a_crowd_has_as_much_of_a_line_as_keeps_the_worker_busy_and_half_of_it_a
     assert (line.most, line.few) == (queue, few)
 
 
-def test_where_images_take_no_time_a_crowd_has_as_many_as_last_for_a_moment() -> None:
+@pytest.mark.parametrize(("seconds", "few"), [(0.01, 10), (0.001, 50), (0.0, 50), (-1.0, 50)])
+def test_where_images_take_no_time_a_crowd_has_as_many_as_last_for_a_moment(seconds: float, few: int) -> None:
+    """Whatever the worker tells of its time, and it may tell nonsense."""
     line = Desk(queue=100).line
-    line.needs, line.seconds_an_image = 5, 0.01
-    assert line.few == 10
+    line.needs, line.seconds_an_image = 5, seconds
+    assert line.few == few
 
 
 def test_an_empty_line_takes_a_request_of_any_size() -> None:

@@ -88,7 +88,9 @@ class Line:
     @property
     def few(self) -> int:
         """Images that may be in line while there are too many clients: what keeps the worker busy, at most half."""
-        return max(1, min(max(self.needs, math.ceil(MOMENT / self.seconds_an_image)), self.most // 2))
+        half = self.most // 2
+        lasts_a_moment = half if self.seconds_an_image * half < MOMENT else math.ceil(MOMENT / self.seconds_an_image)
+        return max(1, min(max(self.needs, lasts_a_moment), half))
 
     def retry_after(self) -> int:
         """Whole seconds after which there should be room."""

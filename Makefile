@@ -1,4 +1,4 @@
-# Every target works from a bare clone: it first makes .venv and installs into it, once per change of what is needed.
+# Every target works from a bare clone: it creates .venv and installs dependencies when they change.
 
 PYTHON ?= python3
 VENV := .venv
@@ -24,6 +24,7 @@ check: $(VENV)/.dev
 	$(BIN)/mypy
 	PYTHONPATH=src $(BIN)/lint-imports
 	$(BIN)/codespell
+	$(BIN)/python tools/check_words.py
 
 format: $(VENV)/.dev
 	$(BIN)/ruff check --fix .
@@ -41,7 +42,7 @@ docs: $(VENV)/.docs
 clean:
 	rm -rf $(VENV) docs/_build .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
-# What a target needs is a stamp file; it is renewed when the list of dependencies or their pins change.
+# Stamp files: an environment is updated when the dependencies or their pins change.
 $(VENV)/bin/python:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "vitkit needs Python 3.11 or newer; try make PYTHON=python3.12")'
 	$(PYTHON) -m venv $(VENV)

@@ -1,7 +1,7 @@
-"""Engines go in, each library in a process of its own; times of runs come out, while all other processes wait.
+"""Measurement processes, one per library, of which only one runs at a time.
 
-A process reads one question a line and answers with one line. Between its turns it blocks on its pipe, so that no pool
-of threads disturbs another's, and nobody has a competitor's settings.
+A process reads one JSON request per line and writes one JSON response. Between its turns it blocks on its pipe, so that
+thread pools do not disturb each other and settings of one library do not affect another.
 """
 
 import gc
@@ -15,11 +15,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from contenders import CONTENDERS, THREADS, Contender, Once, Ready, images, prepare, ready
+from candidates import CANDIDATES, THREADS, Candidate, PrepareBatch, RunBatch, create_engine, images, prepare
 
 PEAK = "peak"
 SLOW_PRODUCT = 2.0
-"""Seconds of a product that is measured once: bf16 on a CPU without AVX-512 takes a quarter of a minute."""
+"""A product that takes longer is measured once: bf16 without AVX-512 takes 15 seconds."""
 FILES = "files"
 ENVIRONMENT = {
     "OMP_NUM_THREADS": str(THREADS),
@@ -28,17 +28,17 @@ ENVIRONMENT = {
     "MALLOC_TRIM_THRESHOLD_": str(2**31 - 1),
     "MALLOC_MMAP_THRESHOLD_": str(2**30),
 }
-"""The same for all: so many threads, and malloc keeps what is freed."""
+"""The same for all processes; malloc keeps freed memory."""
 TURN = 0.1
-"""Seconds that a turn lasts at least: the runs of one contender before it is another's turn."""
+"""Minimum seconds of a turn, in which one candidate runs repeatedly."""
 SLOW = 4.0
-"""Seconds of a run that is not repeated to warm up."""
+"""A run that takes longer is not repeated for warm-up."""
 SETTLE = 0.02
-"""Seconds after a turn in which threads that still spin may fall asleep."""
+"""Pause after a turn in which spinning threads go to sleep."""
 
 
 class Child:
-    """A process for one library, which runs what it is asked to."""
+    """A process for one library that executes requests."""
 
     def __init__(self, library: str, folder: Path) -> None:
         line = [sys.executable, __file__, library, str(folder)]
@@ -46,17 +46,17 @@ class Child:
             line, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=os.environ | ENVIRONMENT
         )
 
-    def ask(self, **question: Any) -> dict[str, Any]:
-        """The answer to a question, once it has been found."""
+    def call(self, **request: Any) -> dict[str, Any]:
+        """Send a request and return its result."""
         assert self.process.stdin is not None
         assert self.process.stdout is not None
-        print(json.dumps(question), file=self.process.stdin, flush=True)
+        print(json.dumps(request), file=self.process.stdin, flush=True)
         line = self.process.stdout.readline()
         if not line:
-            raise SystemExit(f"error: a process ended with code {self.process.wait()} when asked for {question}")
+            raise SystemExit(f"error: a process ended with code {self.process.wait()} on the request {request}")
         time.sleep(SETTLE)
-        answer: dict[str, Any] = json.loads(line)
-        return answer
+        response: dict[str, Any] = json.loads(line)
+        return response
 
     def __enter__(self) -> Self:
         return self
@@ -71,102 +71,102 @@ class Child:
         self.process.wait()
 
 
-class Engines:
-    """What a child does: it makes engines ready, and runs them."""
+class EngineHandler:
+    """Requests of a library's process: create engines and run them."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.ready: dict[str, Ready] = {}
-        self.runs: dict[tuple[str, int], Once] = {}
+        self.engines: dict[str, PrepareBatch] = {}
+        self.runs: dict[tuple[str, int], RunBatch] = {}
 
-    def make(self, *, contender: str, model: str) -> dict[str, Any]:
-        """Make a contender ready for a model, and say what it is."""
-        self.ready[contender] = ready(by_key(contender), model, self.folder)
-        return {"engine": getattr(self.ready[contender], "engine", "")}
+    def create(self, *, candidate: str, model: str) -> dict[str, Any]:
+        """Create a candidate's engine for a model and return its name."""
+        self.engines[candidate] = create_engine(find_candidate(candidate), model, self.folder)
+        return {"engine": getattr(self.engines[candidate], "engine", "")}
 
-    def warm(self, *, contender: str, batch: int) -> dict[str, Any]:
-        """Make ready for a batch and run it: once where that takes long, else twice; with the first two answers.
+    def warm_up(self, *, candidate: str, batch: int) -> dict[str, Any]:
+        """Prepare for a batch and run it: once if that takes long, else twice; return the first two logits.
 
-        The first run of a compiled model compiles, however long that takes.
+        The first run of a compiled model includes the compilation and is always repeated.
         """
-        self.runs[contender, batch] = run = self.ready[contender](images(batch))
+        self.runs[candidate, batch] = run = self.engines[candidate](images(batch))
         started = time.perf_counter()
         logits = run()
         seconds = time.perf_counter() - started
-        if seconds < SLOW or by_key(contender).form == "compiled":
-            seconds = timed(run)
+        if seconds < SLOW or find_candidate(candidate).form == "compiled":
+            seconds = time_run(run)
         return {"seconds": seconds, "logits": logits[:2].tolist()}
 
-    def run(self, *, contender: str, batch: int, times: int) -> dict[str, Any]:
-        """Run so many times; where there is more than one, the first only warms the caches."""
-        run = self.runs[contender, batch]
-        seconds = [timed(run) for _ in range(times)]
+    def run(self, *, candidate: str, batch: int, times: int) -> dict[str, Any]:
+        """Run `times` times and return the seconds; the first of several only warms the caches."""
+        run = self.runs[candidate, batch]
+        seconds = [time_run(run) for _ in range(times)]
         return {"seconds": seconds[1:] or seconds}
 
-    def forget(self) -> dict[str, Any]:
-        """Let everything go."""
-        self.ready.clear()
+    def release(self) -> dict[str, Any]:
+        """Release all engines."""
+        self.engines.clear()
         self.runs.clear()
         return {}
 
 
-class Peaks:
-    """What the child for the peak does: it multiplies matrices."""
+class PeakHandler:
+    """Requests of the process that measures the peak: matrix products."""
 
     def __init__(self) -> None:
         self.products: dict[str, list[Callable[[], Any]]] = {}
         self.slow: dict[str, float] = {}
 
-    def run(self, *, contender: str, times: int) -> dict[str, Any]:
-        """The best of so many products in a precision, in 10^9 operations a second."""
+    def run(self, *, candidate: str, times: int) -> dict[str, Any]:
+        """Return the best of `times` products in a precision, in 10^9 operations per second."""
         from peaks import GIGAFLOP, products  # noqa: PLC0415  imports torch, which not every process should
 
-        if contender not in self.products:
-            self.products[contender] = products(contender)  # type: ignore[arg-type]
-        ways = self.products[contender]
-        once = self.slow.get(contender) or min(timed(way) for way in ways)
+        if candidate not in self.products:
+            self.products[candidate] = products(candidate)  # type: ignore[arg-type]
+        products = self.products[candidate]
+        once = self.slow.get(candidate) or min(time_run(product) for product in products)
         if once > SLOW_PRODUCT:
-            self.slow[contender] = once
+            self.slow[candidate] = once
             return {"gigaflops": GIGAFLOP / once}
-        return {"gigaflops": GIGAFLOP / min(timed(way) for way in ways for _ in range(times))}
+        return {"gigaflops": GIGAFLOP / min(time_run(product) for product in products for _ in range(times))}
 
 
 class Files:
-    """What the child for files does: it writes what the others read."""
+    """Requests of the process that writes the files of all others."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
     def prepare(self, *, model: str) -> dict[str, Any]:
-        """The files of one model."""
+        """Write the files of one model."""
         prepare(model, self.folder)
         return {}
 
 
-def timed(run: Callable[[], Any]) -> float:
-    """Seconds of one run."""
+def time_run(run: Callable[[], Any]) -> float:
+    """Return the seconds of one run."""
     started = time.perf_counter()
     run()
     return time.perf_counter() - started
 
 
-def by_key(key: str) -> Contender:
-    """The contender of that name."""
-    return next(contender for contender in CONTENDERS if contender.key == key)
+def find_candidate(key: str) -> Candidate:
+    """Return the candidate of that name."""
+    return next(candidate for candidate in CANDIDATES if candidate.key == key)
 
 
 def main(library: str, folder: Path) -> None:
-    """Answer until nobody asks any more. What libraries print goes to stderr."""
-    answers = os.fdopen(os.dup(1), "w")
+    """Execute requests until stdin is closed. Output of libraries goes to stderr."""
+    output = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
-    answerer: Peaks | Files | Engines = Engines(folder)
+    handler: PeakHandler | FileHandler | EngineHandler = EngineHandler(folder)
     if library in {PEAK, FILES}:
-        answerer = Peaks() if library == PEAK else Files(folder)
+        handler = PeakHandler() if library == PEAK else FileHandler(folder)
     gc.disable()
     for line in sys.stdin:
-        question = json.loads(line)
-        answer = getattr(answerer, question.pop("do"))(**question)
-        print(json.dumps(answer), file=answers, flush=True)
+        request = json.loads(line)
+        response = getattr(handler, request.pop("method"))(**request)
+        print(json.dumps(response), file=output, flush=True)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Engines go in; the seconds from a fresh process to its first answer come out, and the memory that it needs."""
+"""Cold starts: seconds from a new process to its first output, and peak memory."""
 
 import json
 import os
@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from contenders import CONTENDERS, THREADS, Contender, images, ready, reason_against
+from candidates import CANDIDATES, THREADS, Candidate, create_engine, images, unavailable_reason
 
 ROUNDS = 2
 SLOW = 8.0
@@ -20,69 +20,69 @@ MEMORY_BATCH = 8
 
 
 @dataclass(frozen=True, kw_only=True)
-class Start:
-    """Seconds from the start of a process to its first answer, and the most memory it had with a batch of eight."""
+class ColdStart:
+    """Seconds from the start of a process to its first output, and its peak memory with a batch of eight."""
 
     model: str
-    contender: str
+    candidate: str
     seconds: float
     megabytes: float
 
     def as_dict(self) -> dict[str, Any]:
-        """For a JSON file."""
+        """Return the fields for a JSON file."""
         return asdict(self)
 
 
-def cold_starts(models: Sequence[str], contenders: Sequence[Contender], folder: Path) -> list[Start]:
-    """All contenders in all models, each in a fresh process; the shorter of two starts, where one is not long."""
-    found = []
+def cold_starts(models: Sequence[str], candidates: Sequence[Candidate], folder: Path) -> list[ColdStart]:
+    """Measure all candidates and models, each in a new process; report the shorter of two starts unless one is long."""
+    results = []
     for model in dict.fromkeys(models):
-        for contender in contenders:
-            is_ours = contender.library == "vitkit"
-            if contender.form == "two streams" or (contender.precision == "bf16" and not is_ours):
-                continue  # they start as in fp32
-            if reason_against(contender, model, folder):
+        for candidate in candidates:
+            is_ours = candidate.library == "vitkit"
+            if candidate.form == "two streams" or (candidate.precision == "bf16" and not is_ours):
+                continue  # starts like fp32
+            if unavailable_reason(candidate, model, folder):
                 continue
-            starts = list(starts_of(contender, model, folder))
+            starts = list(measure_starts(candidate, model, folder))
             best = min(starts, key=lambda start: start.seconds)
-            print(f"{model}, {contender.key}: first answer after {best.seconds:.1f} s", file=sys.stderr, flush=True)
-            found.append(best)
-    return found
+            print(f"{model}, {candidate.key}: first output after {best.seconds:.1f} s", file=sys.stderr, flush=True)
+            results.append(best)
+    return results
 
 
-def starts_of(contender: Contender, model: str, folder: Path) -> Iterator[Start]:
-    """One or two starts; what a compiler has kept on the disk from an earlier run is not there."""
+def measure_starts(candidate: Candidate, model: str, folder: Path) -> Iterator[ColdStart]:
+    """Measure one or two starts without files that a compiler cached in an earlier run."""
     for _ in range(ROUNDS):
         with tempfile.TemporaryDirectory() as empty:
-            line = [sys.executable, __file__, json.dumps([contender.key, model, str(folder)])]
-            given = {"OMP_NUM_THREADS": str(THREADS), "HF_HUB_OFFLINE": "1", "TORCHINDUCTOR_CACHE_DIR": empty}
+            line = [sys.executable, __file__, json.dumps([candidate.key, model, str(folder)])]
+            variables = {"OMP_NUM_THREADS": str(THREADS), "HF_HUB_OFFLINE": "1", "TORCHINDUCTOR_CACHE_DIR": empty}
             started = time.perf_counter()
-            with subprocess.Popen(line, stdout=subprocess.PIPE, text=True, env=os.environ | given) as process:
+            with subprocess.Popen(line, stdout=subprocess.PIPE, text=True, env=os.environ | variables) as process:
                 assert process.stdout is not None
                 process.stdout.readline()
                 seconds = time.perf_counter() - started
                 megabytes = json.loads(process.stdout.readline())
-        yield Start(model=model, contender=contender.key, seconds=seconds, megabytes=megabytes)
+        yield ColdStart(model=model, candidate=candidate.key, seconds=seconds, megabytes=megabytes)
         if seconds > SLOW:
             return
 
 
-def main(question: str) -> None:
-    """What the fresh process does: answer for an image, say so, answer for a few, say how much memory that took."""
-    answers = os.fdopen(os.dup(1), "w")
+def main(request: str) -> None:
+    """Run one image, report it, run a batch, and report the peak memory."""
+    output = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
-    key, model, folder = json.loads(question)
-    contender = next(each for each in CONTENDERS if each.key == key)
-    engine = ready(contender, model, Path(folder))
+    key, model, folder = json.loads(request)
+    candidate = next(each for each in CANDIDATES if each.key == key)
+    engine = create_engine(candidate, model, Path(folder))
     engine(images(1))()
-    print("answered", file=answers, flush=True)
+    print("ready", file=output, flush=True)
     run = engine(images(MEMORY_BATCH))
     run()
-    print(most_memory() / 1e6, file=answers, flush=True)
+    print(peak_memory() / 1e6, file=output, flush=True)
 
 
-def most_memory() -> int:
-    """Bytes at the high-water mark of this process; `memory.resident_peak` says it too, but imports torch."""
+def peak_memory() -> int:
+    """Return the peak memory of this process in bytes; `memory.peak_rss` would import torch."""
     [line] = [line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM")]
     return 1024 * int(line.split()[1])
 

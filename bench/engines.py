@@ -20,17 +20,17 @@ from pathlib import Path
 
 import click
 import numpy as np
+from candidates import CANDIDATES, REFERENCE, Array, Candidate, Precision, unavailable_reason
 from children import FILES, PEAK, TURN, Child
 from cold import cold_starts
-from contenders import CONTENDERS, REFERENCE, Array, Contender, Precision, reason_against
-from engines_report import BATCHES, Engines, Measured, section
-from forward_backward import Others
-from report import look_around, write_section
+from engines_report import BATCHES, Engines, ModelMeasurements, section
+from forward_backward import OtherProcesses
+from report import describe_environment, write_section
 from rows import MODELS
 from timing import TOLERANCE
 
-from vitkit.zoo.flops import forward_flops
-from vitkit.zoo.lookup import configure
+from vitkit.zoo.flops import count_forward_flops
+from vitkit.zoo.registry import configure
 
 PRECISIONS: tuple[Precision, ...] = ("fp32", "bf16", "int8")
 PACKAGES = ("onnxruntime", "openvino", "nncf")
@@ -38,158 +38,165 @@ PACKAGES = ("onnxruntime", "openvino", "nncf")
 
 @dataclass(frozen=True, kw_only=True)
 class Effort:
-    """How long a contender may run on one model and batch: turns that fill `seconds`, but `fewest` at least.
+    """Duration of a candidate's runs on one model and batch: turns that fill `seconds`, at least `min_rounds`.
 
-    A run that would take longer than `longest` is left out; one that takes longer than a third of that is run once.
+    A run that would take longer than `max_run_seconds` is skipped; one that takes longer than a third of it runs once.
     """
 
     seconds: float = 2.0
-    fewest: int = 3
-    longest: float = 20.0
+    min_rounds: int = 3
+    max_run_seconds: float = 20.0
 
-    def turns(self, seconds_a_run: float) -> int:
-        """How many turns a contender gets."""
-        return max(self.fewest, min(40, int(self.seconds / max(seconds_a_run, TURN))))
+    def turns(self, seconds_per_run: float) -> int:
+        """Return the number of turns of a candidate."""
+        return max(self.min_rounds, min(40, int(self.seconds / max(seconds_per_run, TURN))))
 
 
-QUICK = Effort(seconds=0.6, fewest=2, longest=1.5)
+QUICK = Effort(seconds=0.6, min_rounds=2, max_run_seconds=1.5)
 
 
 @click.command()
-@click.option("--models", default=None, help=f"Models to measure, with commas between; all are {','.join(MODELS)}.")
+@click.option("--models", default=None, help=f"Models, comma-separated.  [all: {','.join(MODELS)}]")
 @click.option("--precisions", default=",".join(PRECISIONS), show_default=True, help="Precisions to measure.")
-@click.option("--quick", is_flag=True, help="Few runs, Ti/16 only unless --models says otherwise, nothing compiled.")
-@click.option("--folder", type=click.Path(path_type=Path), help="Where models are kept for another run.")
+@click.option("--quick", is_flag=True, help="Few runs, Ti/16 unless --models is given, no compiled models.")
+@click.option("--folder", type=click.Path(path_type=Path), help="Directory that keeps the models for another run.")
 @click.option("--json", "json_file", type=click.Path(path_type=Path), help="Also write all numbers to this file.")
 @click.option("--write", type=click.Path(path_type=Path), help="Write the report to this Markdown file.")
 def main(
     models: str | None, precisions: str, quick: bool, folder: Path | None, json_file: Path | None, write: Path | None
 ) -> None:
-    """Time engines that compute the same function, interleaved, and say how near they come to the machine's peak."""
+    """Time engines that compute the same function, interleaved, and compare them with the machine's peak."""
     chosen = models.split(",") if models else list(MODELS[:1] if quick else MODELS)
     if unknown := [name for name in chosen if name not in MODELS]:
-        raise click.BadParameter(f"no {', '.join(unknown)}; there are {', '.join(MODELS)}", param_hint="--models")
-    contenders = choose(precisions.split(","), with_compiled=not quick)
-    others, effort = Others(), QUICK if quick else Effort()
+        raise click.BadParameter(
+            f"unknown: {', '.join(unknown)}; choose from {', '.join(MODELS)}", param_hint="--models"
+        )
+    candidates = select_candidates(precisions.split(","), with_compiled=not quick)
+    others, effort = OtherProcesses(), QUICK if quick else Effort()
     with tempfile.TemporaryDirectory() as temporary:
-        place = folder or Path(temporary)
-        with started(contenders, place) as children:
-            paces: dict[str, float] = {}
-            measured = [measure(model, contenders, children, place, paces=paces, effort=effort) for model in chosen]
-        starts = cold_starts(chosen[:1] if quick else [chosen[0], chosen[-1]], contenders, place)
-    around = look_around(command=typed(), others_share=others.share())
+        path = folder or Path(temporary)
+        with start_children(candidates, path) as children:
+            seconds_per_gflop: dict[str, float] = {}
+            measurements = [
+                measure(model, candidates, children, path, seconds_per_gflop=seconds_per_gflop, effort=effort)
+                for model in chosen
+            ]
+        starts = cold_starts(chosen[:1] if quick else [chosen[0], chosen[-1]], candidates, path)
+    environment = describe_environment(command=command_line(), other_cpu_fraction=others.fraction())
     installed = {package: version(package) for package in PACKAGES if find_spec(package)}
-    around = replace(around, versions=around.versions | installed)
-    engines = Engines(measured=measured, starts=starts, longest=effort.longest)
-    text = section(engines, around)
+    environment = replace(environment, versions=environment.versions | installed)
+    engines = Engines(measurements=measurements, starts=starts, max_run_seconds=effort.max_run_seconds)
+    text = section(engines, environment)
     print(text)
-    if around.is_busy:
-        print("warning: other processes were at work; measure again on a quiet machine", file=sys.stderr)
+    if environment.is_busy:
+        print("warning: other processes were running; repeat the benchmark on an idle machine", file=sys.stderr)
     if json_file:
-        rows = [each.as_dict() for each in measured]
+        rows = [each.as_dict() for each in measurements]
         cold = [start.as_dict() for start in starts]
-        json_file.write_text(json.dumps({"circumstances": around.as_dict(), "models": rows, "cold": cold}) + "\n")
+        json_file.write_text(json.dumps({"environment": environment.as_dict(), "models": rows, "cold": cold}) + "\n")
     if write:
         write_section(text, write, markers=engines.markers)
 
 
-def choose(precisions: Sequence[str], *, with_compiled: bool) -> list[Contender]:
-    """The contenders in some precisions, and always the one that speeds are relative to."""
+def select_candidates(precisions: Sequence[str], *, with_compiled: bool) -> list[Candidate]:
+    """Return the candidates in some precisions, always including the reference."""
     return [
-        contender
-        for contender in CONTENDERS
-        if (contender.precision in precisions or contender == REFERENCE)
-        and (with_compiled or contender.form != "compiled")
+        candidate
+        for candidate in CANDIDATES
+        if (candidate.precision in precisions or candidate == REFERENCE)
+        and (with_compiled or candidate.form != "compiled")
     ]
 
 
 @contextmanager
-def started(contenders: Sequence[Contender], folder: Path) -> Iterator[dict[str, Child]]:
-    """A process for each library, one for the peak, and one that writes files."""
+def start_children(candidates: Sequence[Candidate], folder: Path) -> Iterator[dict[str, Child]]:
+    """Start one process per library, one for the peak, and one that writes files."""
     with ExitStack() as stack:
-        libraries = dict.fromkeys(contender.library for contender in contenders)
+        libraries = dict.fromkeys(candidate.library for candidate in candidates)
         yield {name: stack.enter_context(Child(name, folder)) for name in (*libraries, PEAK, FILES)}
 
 
 def measure(
     model: str,
-    contenders: Sequence[Contender],
+    candidates: Sequence[Candidate],
     children: Mapping[str, Child],
     folder: Path,
     *,
-    paces: dict[str, float],
+    seconds_per_gflop: dict[str, float],
     effort: Effort,
-) -> Measured:
-    """Everything about one model: what can run, whether it computes the same, how fast it is at each batch.
+) -> ModelMeasurements:
+    """Measure one model: available candidates, their differences, and their speed at each batch size.
 
-    `paces` are seconds for 10^9 operations, by contender, from what was measured before.
+    `seconds_per_gflop` holds the speeds measured so far, by candidate.
     """
-    talk(f"{model}: files")
-    children[FILES].ask(do="prepare", model=model)
-    measured = Measured(model=model, gigaflops=sum(forward_flops(configure(model)).values()) / 1e9)
+    log(f"{model}: files")
+    children[FILES].call(method="prepare", model=model)
+    measurements = ModelMeasurements(model=model, gigaflops=sum(count_forward_flops(configure(model)).values()) / 1e9)
     running = []
-    for contender in contenders:
-        if reason := reason_against(contender, model, folder):
-            measured.left_out[contender.key] = reason
+    for candidate in candidates:
+        if reason := unavailable_reason(candidate, model, folder):
+            measurements.unavailable[candidate.key] = reason
             continue
-        talk(f"{model}: {contender.key}")
-        made = children[contender.library].ask(do="make", contender=contender.key, model=model)
-        measured.engines[contender.key] = made["engine"]
-        running.append(contender)
+        log(f"{model}: {candidate.key}")
+        created = children[candidate.library].call(method="create", candidate=candidate.key, model=model)
+        measurements.engines[candidate.key] = created["engine"]
+        running.append(candidate)
     for batch in BATCHES:
-        measured.seconds[batch] = race(running, children, batch, measured, paces=paces, effort=effort)
-        best = ", ".join(f"{key} {1000 * min(times):.1f}" for key, times in measured.seconds[batch].items())
-        talk(f"{model}, batch {batch}: {best} ms")
-    for library in {contender.library for contender in contenders}:
-        children[library].ask(do="forget")
+        measurements.seconds[batch] = time_interleaved(
+            running, children, batch, measurements, seconds_per_gflop=seconds_per_gflop, effort=effort
+        )
+        best = ", ".join(f"{key} {1000 * min(times):.1f}" for key, times in measurements.seconds[batch].items())
+        log(f"{model}, batch {batch}: {best} ms")
+    for library in {candidate.library for candidate in candidates}:
+        children[library].call(method="release")
     return measured
 
 
-def race(
-    contenders: Sequence[Contender],
+def time_interleaved(
+    candidates: Sequence[Candidate],
     children: Mapping[str, Child],
     batch: int,
-    measured: Measured,
+    measurements: ModelMeasurements,
     *,
-    paces: dict[str, float],
+    seconds_per_gflop: dict[str, float],
     effort: Effort,
 ) -> dict[str, list[float]]:
-    """The seconds of every run of one batch, by contender; in each round those whose turn it is, in random order."""
-    gigaflops, answers = measured.gigaflops * batch, {}
+    """Return the seconds of every run of one batch by candidate; each round runs a random order."""
+    gigaflops, output = measurements.gigaflops * batch, {}
     seconds: dict[str, list[float]] = {}
-    runs: dict[Contender, tuple[int, float]] = {}
-    for contender in contenders:
-        if contender.form == "two streams" and batch == 1:
+    runs: dict[Candidate, tuple[int, float]] = {}
+    for candidate in candidates:
+        if candidate.form == "two streams" and batch == 1:
             continue
-        stays = contender == REFERENCE or contender.library == "vitkit"
-        if not stays and paces.get(contender.key, 0.0) * gigaflops > effort.longest:
+        is_required = candidate == REFERENCE or candidate.library == "vitkit"
+        if not is_required and seconds_per_gflop.get(candidate.key, 0.0) * gigaflops > effort.max_run_seconds:
             continue
-        talk(f"{measured.model}, batch {batch}: warming {contender.key}")
-        first = children[contender.library].ask(do="warm", contender=contender.key, batch=batch)
-        answers[contender] = np.array(first["logits"])
-        seconds[contender.key] = []
-        runs[contender] = effort.turns(first["seconds"]), first["seconds"]
-        if first["seconds"] > effort.longest / 3:  # once is enough
-            runs[contender] = 0, first["seconds"]
-            seconds[contender.key] = [first["seconds"]]
-    compare(answers, measured)
+        log(f"{measurements.model}, batch {batch}: warm-up of {candidate.key}")
+        first = children[candidate.library].call(method="warm_up", candidate=candidate.key, batch=batch)
+        output[candidate] = np.array(first["logits"])
+        seconds[candidate.key] = []
+        runs[candidate] = effort.turns(first["seconds"]), first["seconds"]
+        if first["seconds"] > effort.max_run_seconds / 3:  # too long to repeat
+            runs[candidate] = 0, first["seconds"]
+            seconds[candidate.key] = [first["seconds"]]
+    compare(output, measurements)
     generator, rounds = random.Random(0), max(turns for turns, _ in runs.values())
     for number in range(rounds):
         if number in {0, rounds // 2}:
-            measure_peaks(children[PEAK], contenders, measured)
-        order = [contender for contender, (turns, _) in runs.items() if is_turn(number, turns, rounds)]
+            measure_peaks(children[PEAK], candidates, measurements)
+        order = [candidate for candidate, (turns, _) in runs.items() if is_turn(number, turns, rounds)]
         generator.shuffle(order)
-        for contender in order:
-            once = runs[contender][1]
+        for candidate in order:
+            once = runs[candidate][1]
             times = 1 if once >= TURN else 2 + int(TURN / once)
-            took = children[contender.library].ask(do="run", contender=contender.key, batch=batch, times=times)
-            seconds[contender.key] += took["seconds"]
-    paces.update({key: min(times) / gigaflops for key, times in seconds.items()})
+            result = children[candidate.library].call(method="run", candidate=candidate.key, batch=batch, times=times)
+            seconds[candidate.key] += result["seconds"]
+    seconds_per_gflop.update({key: min(times) / gigaflops for key, times in seconds.items()})
     return seconds
 
 
 def is_turn(number: int, turns: int, rounds: int) -> bool:
-    """Whether a contender with fewer turns than there are rounds runs in this one: its turns are spread evenly.
+    """Return whether a candidate with fewer turns than rounds runs in this round; turns are spread evenly.
 
     >>> [is_turn(number, 2, 6) for number in range(6)]
     [False, False, True, False, False, True]
@@ -197,34 +204,34 @@ def is_turn(number: int, turns: int, rounds: int) -> bool:
     return (number + 1) * turns // rounds > number * turns // rounds
 
 
-def compare(answers: Mapping[Contender, Array], measured: Measured) -> None:
-    """Keep the largest difference to timm's logits by precision; in fp32 too large a one means another function."""
-    for contender, logits in answers.items():
-        reference = answers[REFERENCE]
+def compare(output: Mapping[Candidate, Array], measurements: ModelMeasurements) -> None:
+    """Record the largest difference to timm's logits by precision; exit if the fp32 models differ."""
+    for candidate, logits in output.items():
+        reference = output[REFERENCE]
         difference = float(np.abs(logits - reference).max() / np.abs(reference).max())
-        if contender.precision == "fp32" and not difference <= TOLERANCE["fp32"]:
-            raise SystemExit(f"error: {contender.key}: logits differ by {difference:.2g} of the largest")
-        measured.differences[contender.key] = max(difference, measured.differences.get(contender.key, 0.0))
+        if candidate.precision == "fp32" and not difference <= TOLERANCE["fp32"]:
+            raise SystemExit(f"error: {candidate.key}: logits differ by {difference:.2g} of the largest")
+        measurements.differences[candidate.key] = max(difference, measurements.differences.get(candidate.key, 0.0))
 
 
-def measure_peaks(child: Child, contenders: Sequence[Contender], measured: Measured) -> None:
-    """The best speed of a product of large matrices so far, by precision."""
-    for precision in dict.fromkeys(contender.precision for contender in contenders):
-        found = child.ask(do="run", contender=precision, times=4)["gigaflops"]
-        measured.peaks[precision] = max(found, measured.peaks.get(precision, 0.0))
+def measure_peaks(child: Child, candidates: Sequence[Candidate], measurements: ModelMeasurements) -> None:
+    """Update the best speed of a large matrix product by precision."""
+    for precision in dict.fromkeys(candidate.precision for candidate in candidates):
+        results = child.call(method="run", candidate=precision, times=4)["gigaflops"]
+        measurements.peaks[precision] = max(results, measurements.peaks.get(precision, 0.0))
 
 
-def typed() -> str:
-    """The command, without the folder that only this machine has."""
+def command_line() -> str:
+    """Return the command without local paths."""
     words = ["python", "bench/engines.py", *sys.argv[1:]]
     if "--folder" in words:
-        place = words.index("--folder")
-        del words[place : place + 2]
+        position = words.index("--folder")
+        del words[position : position + 2]
     return " ".join(words)
 
 
-def talk(text: str) -> None:
-    """Progress, with the minutes since the start."""
+def log(text: str) -> None:
+    """Print progress with the minutes since the start."""
     print(f"{(time.monotonic() - STARTED) / 60:5.1f} min  {text}", file=sys.stderr, flush=True)
 
 

@@ -1,13 +1,13 @@
-"""Training from JPEG files: a folder goes in; how fast the model learns from it, beside memory and decoding, comes out.
+"""Training speed from JPEG files, compared with training from memory and with decoding alone.
 
 GOMP_SPINCOUNT=1000 python bench/from_files.py FOLDER        about five minutes, prints JSON
 GOMP_SPINCOUNT=1000 python bench/from_files.py FOLDER --steps 4 --rounds 1
 
-bench/training.py starts it. The variable is what `vitkit train` sets: threads that wait awake keep cores from decoders.
-Memory is kept as `vitkit train` keeps it.
+bench/training.py starts this script. `vitkit train` sets the same variable, because spinning threads take cores from
+the decoders, and also makes malloc keep freed memory.
 
-The stream of batches is opened anew in each round, and its clock starts when as much is prefetched as ever will be. It
-stops when that is so again, so nothing is taken from a store that somebody else's time has filled.
+Each round opens the loader anew. Timing starts and ends with a full prefetch queue, so that every image that is counted
+was also decoded within the measured time.
 """
 
 import json
@@ -26,27 +26,27 @@ import click
 import psutil
 import torch
 
-from vitkit.cli.machine import keep_freed_memory
-from vitkit.data.loader import Batch, Batches
-from vitkit.data.source import Source
-from vitkit.data.sources.detect import open_data
-from vitkit.train.config import ModelChoice, RunConfig, ScheduleConfig
-from vitkit.train.make import choose_model, choose_preprocessing, make_model, make_trainer
-from vitkit.train.parallel import Ranks
-from vitkit.train.run import stream
-from vitkit.train.update import Trainer
-from vitkit.train.watch import Watcher
+from vitkit.core.environment import retain_freed_memory
+from vitkit.data.dataset import ImageSource
+from vitkit.data.layouts.registry import open_dataset
+from vitkit.data.loader import BatchLoader, ImageBatch
+from vitkit.training.build import build_model, build_trainer, resolve_model_config, resolve_preprocessing
+from vitkit.training.callbacks import Callback
+from vitkit.training.config import ModelChoice, RunConfig, ScheduleConfig
+from vitkit.training.distributed import Ranks
+from vitkit.training.run import open_training_batches
+from vitkit.training.trainer import Trainer
 
 MODEL, BATCH, CLASSES = "Ti/16", 32, 10
 WORKERS = (1, 2)
 WARM_UP = 3
-DECODED = 20
-"""Batches by which decoding alone is measured."""
+DECODE_BATCHES = 20
+"""Batches per measurement of decoding alone."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rates:
-    """Images a second, medians of the rounds: of computing alone, and by workers of decoding alone and of both."""
+    """Images per second, medians over rounds: computing alone, and by workers decoding alone and both."""
 
     model: str
     batch: int
@@ -55,11 +55,11 @@ class Rates:
     decode: dict[str, float]
     both: dict[str, float]
     waiting: dict[str, float]
-    """The share of its time that the model waited for images."""
+    """Fraction of the time that training waits for images, by workers."""
 
     @property
     def limit(self) -> float:
-        """The rate that cores which do both, in turn, can reach: the times of the two add up.
+        """Return the rate of cores that decode and compute in turn: the times add up.
 
         >>> of = {"1": 300.0}
         >>> Rates(model="", batch=1, files=1, compute=100.0, decode=of, both=of, waiting=of).limit
@@ -70,46 +70,46 @@ class Rates:
 
 @click.command()
 @click.argument("folder", type=click.Path(exists=True, file_okay=False, path_type=Path))
-@click.option("--steps", default=16, show_default=True, help="Training steps of each contender in a round.")
+@click.option("--steps", default=16, show_default=True, help="Training steps of each candidate in a round.")
 @click.option("--rounds", default=3, show_default=True)
 def main(folder: Path, steps: int, rounds: int) -> None:
     """Measure training from the JPEG files in a folder."""
-    keep_freed_memory()
-    with labelled(folder) as place:
-        print(json.dumps(asdict(measure(place, steps=steps, rounds=rounds))))
+    retain_freed_memory()
+    with copy_into_classes(folder) as path:
+        print(json.dumps(asdict(measure(path, steps=steps, rounds=rounds))))
 
 
 @contextmanager
-def labelled(folder: Path) -> Iterator[Path]:
-    """The folder's files in a folder of classes; what class a file is in does not matter to the time it takes."""
+def copy_into_classes(folder: Path) -> Iterator[Path]:
+    """Link the files into a directory of classes; the class does not affect the time."""
     files = sorted(folder.rglob("*.jpg"))
-    with tempfile.TemporaryDirectory() as place:
+    with tempfile.TemporaryDirectory() as path:
         for number, file in enumerate(files):
-            target = Path(place) / f"class-{number % CLASSES}" / f"{number}.jpg"
+            target = Path(path) / f"class-{number % CLASSES}" / f"{number}.jpg"
             target.parent.mkdir(exist_ok=True)
             shutil.copyfile(file, target)
-        yield Path(place)
+        yield Path(path)
 
 
-def measure(place: Path, *, steps: int, rounds: int) -> Rates:
-    """All rates, in rounds of computing alone, decoding alone, and both."""
-    source = open_data(place).splits["all"]
-    trainer = make()
-    batch = next(decoded(trainer, source, workers=0))
+def measure(path: Path, *, steps: int, rounds: int) -> Rates:
+    """Measure all rates in rounds of computing, decoding, and both."""
+    source = open_dataset(path).splits["all"]
+    trainer = make_trainer()
+    batch = next(open_batches(trainer, source, workers=0))
     for _ in range(2):
-        trainer.update(cast("Any", repeat(batch)))
+        trainer.step(cast("Any", repeat(batch)))
     compute: list[float] = []
     decode: dict[str, list[float]] = {str(workers): [] for workers in WORKERS}
     both: dict[str, list[float]] = {str(workers): [] for workers in WORKERS}
     waiting: dict[str, list[float]] = {str(workers): [] for workers in WORKERS}
     for _ in range(rounds):
-        compute.append(computing(trainer, batch, steps=steps))
+        compute.append(measure_compute(trainer, batch, steps=steps))
         for workers in WORKERS:
-            decode[str(workers)].append(decoding(trainer, source, workers=workers))
-            rate, waited = training(trainer, source, workers=workers, steps=steps)
+            decode[str(workers)].append(measure_decode(trainer, source, workers=workers))
+            rate, wait_seconds = measure_training(trainer, source, workers=workers, steps=steps)
             both[str(workers)].append(rate)
-            waiting[str(workers)].append(waited)
-    middle = [{name: median(rates) for name, rates in found.items()} for found in (decode, both, waiting)]
+            waiting[str(workers)].append(wait_seconds)
+    middle = [{name: median(rates) for name, rates in results.items()} for results in (decode, both, waiting)]
     return Rates(
         model=MODEL,
         batch=BATCH,
@@ -121,64 +121,64 @@ def measure(place: Path, *, steps: int, rounds: int) -> Rates:
     )
 
 
-def make() -> Trainer:
-    """What a run of the command line would call."""
+def make_trainer() -> Trainer:
+    """Build the trainer as the command line does."""
     config = RunConfig(
         model=ModelChoice(name=MODEL, settings=("block.activation=gelu_erf",)),
         schedule=ScheduleConfig(batch_size=BATCH, epochs=None, steps=10**6, lr=1e-4, decay="constant"),
     )
     ranks = Ranks(device=torch.device("cpu"))
-    model_config = choose_model(config, classes=CLASSES, pretrained=None)
-    model = make_model(config, model_config, pretrained=None, ranks=ranks, watcher=Watcher())
-    prepared = choose_preprocessing(config, model_config, None)
-    return make_trainer(config, model, preprocessing=prepared, classes=CLASSES, steps=10**6, ranks=ranks)
+    model_config = resolve_model_config(config, num_classes=CLASSES, pretrained=None)
+    model = build_model(config, model_config, pretrained=None, ranks=ranks, callback=Callback())
+    prepared = resolve_preprocessing(config, model_config, None)
+    return build_trainer(config, model, preprocessing=prepared, num_classes=CLASSES, total_steps=10**6, ranks=ranks)
 
 
-def decoded(trainer: Trainer, source: Source, *, workers: int) -> Batches:
-    """The stream of batches that a run would open now."""
-    return stream(trainer, source, workers=workers)
+def open_batches(trainer: Trainer, source: ImageSource, *, workers: int) -> BatchLoader:
+    """Open the stream of batches of a run."""
+    return open_training_batches(trainer, source, workers=workers)
 
 
-def computing(trainer: Trainer, batch: Batch, *, steps: int) -> float:
-    """Images a second where they are in memory already."""
+def measure_compute(trainer: Trainer, batch: ImageBatch, *, steps: int) -> float:
+    """Return images per second from memory."""
     start = time.perf_counter()
     for _ in range(steps):
-        trainer.update(cast("Any", repeat(batch)))
+        trainer.step(cast("Any", repeat(batch)))
     return steps * BATCH / (time.perf_counter() - start)
 
 
-def decoding(trainer: Trainer, source: Source, *, workers: int) -> float:
-    """Images a second where nobody learns from them; from full store to full store, as in training."""
-    with decoded(trainer, source, workers=workers) as batches:
+def measure_decode(trainer: Trainer, source: ImageSource, *, workers: int) -> float:
+    """Return images per second of decoding alone, from full queue to full queue as in training."""
+    with open_batches(trainer, source, workers=workers) as batches:
         next(batches)
-        settle()
+        wait_until_idle()
         start = time.perf_counter()
-        for _ in range(DECODED):
+        for _ in range(DECODE_BATCHES):
             next(batches)
-        settle()
-        return DECODED * BATCH / (time.perf_counter() - start)
+        wait_until_idle()
+        return DECODE_BATCHES * BATCH / (time.perf_counter() - start)
 
 
-def training(trainer: Trainer, source: Source, *, workers: int, steps: int) -> tuple[float, float]:
-    """Images a second of decoding and learning, and the share of time that the model waited.
+def measure_training(trainer: Trainer, source: ImageSource, *, workers: int, steps: int) -> tuple[float, float]:
+    """Return images per second of decoding and training, and the fraction of time spent waiting.
 
     The first steps are not counted: after workers were forked, each page that the model writes to is copied once.
     """
-    with decoded(trainer, source, workers=workers) as batches:
+    with open_batches(trainer, source, workers=workers) as batches:
         for _ in range(WARM_UP):
-            trainer.update(batches)
-        settle()
-        start, waited_before = time.perf_counter(), batches.waited
+            trainer.step(batches)
+        wait_until_idle()
+        start, waited_before = time.perf_counter(), batches.wait_seconds
         for _ in range(steps):
-            trainer.update(batches)
-        share = (batches.waited - waited_before) / (time.perf_counter() - start)
-        settle()
-        return steps * BATCH / (time.perf_counter() - start), share
+            trainer.step(batches)
+        fraction = (batches.wait_seconds - waited_before) / (time.perf_counter() - start)
+        wait_until_idle()
+        return steps * BATCH / (time.perf_counter() - start), fraction
 
 
-def settle(*, patience: float = 60.0, pause: float = 0.05) -> None:
-    """Wait until the worker processes have nothing left to do: their store is full."""
-    end = time.monotonic() + patience
+def wait_until_idle(*, max_seconds: float = 60.0, pause: float = 0.05) -> None:
+    """Wait until the worker processes are idle because their queue is full."""
+    end = time.monotonic() + max_seconds
     before = -1.0
     while (now := busy_seconds()) > before and time.monotonic() < end:
         before = now
@@ -186,7 +186,7 @@ def settle(*, patience: float = 60.0, pause: float = 0.05) -> None:
 
 
 def busy_seconds() -> float:
-    """Seconds that the worker processes have computed so far; the kernel counts in hundredths."""
+    """Return the CPU seconds of the worker processes so far; the kernel counts in hundredths."""
     total = 0.0
     for child in psutil.Process().children():
         times = child.cpu_times()

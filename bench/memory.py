@@ -1,4 +1,4 @@
-"""A row and a contender go in, the memory that one run needs comes out, measured in a process of its own."""
+"""Peak memory of one run, measured in a separate process."""
 
 import json
 import os
@@ -10,12 +10,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import psutil
-from peers import CONTENDERS, Contender, build
+from peers import CANDIDATES, Candidate, build
 from rows import Row
-from timing import make_batch, one_run, prepare
+from timing import make_batch, make_run, prepare
 
 OPTION = "--memory-of"
-"""The script's hidden option that makes it measure memory and print the answer."""
+"""Hidden option with which the script measures memory and prints the result."""
 MEGA = 10**6
 STATUS, CLEAR_REFS = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 RESET_PEAK = "5"
@@ -23,59 +23,59 @@ RESET_PEAK = "5"
 
 @dataclass(frozen=True, kw_only=True)
 class Peak:
-    """Megabytes of resident memory: what running added to libraries and model, and all of it."""
+    """Megabytes of resident memory: added by running, and in total."""
 
     growth: float
     total: float
 
 
-def peaks_in_new_processes(row: Row) -> dict[Contender, Peak]:
-    """The peaks of all contenders, measured side by side."""
+def peaks_in_new_processes(row: Row) -> dict[Candidate, Peak]:
+    """Return the peaks of all candidates."""
     with ThreadPoolExecutor() as pool:
-        peaks = pool.map(lambda contender: peak_in_new_process(row, contender), CONTENDERS)
-        return dict(zip(CONTENDERS, peaks, strict=True))
+        peaks = pool.map(lambda candidate: peak_in_new_process(row, candidate), CANDIDATES)
+        return dict(zip(CANDIDATES, peaks, strict=True))
 
 
-def peak_in_new_process(row: Row, contender: Contender) -> Peak:
-    """Measure in a fresh process, which knows neither the other contenders nor an earlier run."""
-    question = json.dumps({"contender": contender, "row": row.as_dict()})
-    command = [sys.executable, sys.argv[0], OPTION, question]
-    # Threads that wait asleep: awake, they would keep the cores from those they wait for.
+def peak_in_new_process(row: Row, candidate: Candidate) -> Peak:
+    """Measure in a new process without other candidates or earlier runs."""
+    request = json.dumps({"candidate": candidate, "row": row.as_dict()})
+    command = [sys.executable, sys.argv[0], OPTION, request]
+    # Passive waiting: spinning threads of the three processes would compete for the cores.
     environment = os.environ | {"OMP_WAIT_POLICY": "passive"}
-    answer = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env=environment)
-    return Peak(**json.loads(answer.stdout))
+    completed = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env=environment)
+    return Peak(**json.loads(completed.stdout))
 
 
-def answer(question: str) -> str:
-    """What the fresh process prints."""
-    asked = json.loads(question)
-    return json.dumps(asdict(peak_here(Row(**asked["row"]), asked["contender"])))
+def handle_request(request: str) -> str:
+    """Return the output of the new process as JSON."""
+    fields = json.loads(request)
+    return json.dumps(asdict(measure_peak(Row(**fields["row"]), fields["candidate"])))
 
 
-def peak_here(row: Row, contender: Contender) -> Peak:
-    """Run twice; what the second run needs beyond the first is what a training loop would see."""
-    model = prepare(row, build(contender, row.model, activation=row.activation))
-    run = one_run(row, model, *make_batch(row))
+def measure_peak(row: Row, candidate: Candidate) -> Peak:
+    """Run twice and return the peak of the second run, as in a training loop."""
+    model = prepare(row, build(candidate, row.model, activation=row.activation))
+    run = make_run(row, model, *make_batch(row))
     before = psutil.Process().memory_info().rss
-    forget_peak()
+    reset_peak()
     run()
     run()
-    peak = resident_peak()
+    peak = peak_rss()
     return Peak(growth=max(0, peak - before) / MEGA, total=peak / MEGA)
 
 
-def forget_peak() -> None:
-    """Start the kernel's high-water mark anew where it can be: building a model may have needed more than it keeps."""
+def reset_peak() -> None:
+    """Reset the kernel's high-water mark if possible: building a model may need more than it keeps."""
     if os.access(CLEAR_REFS, os.W_OK):
         CLEAR_REFS.write_text(RESET_PEAK)
 
 
-def resident_peak() -> int:
-    """Bytes at the high-water mark of this process."""
+def peak_rss() -> int:
+    """Return the high-water mark of this process in bytes."""
     if STATUS.exists():
-        found = re.search(r"VmHWM:\s+(\d+) kB", STATUS.read_text())
-        if found:
-            return 1024 * int(found[1])
+        results = re.search(r"VmHWM:\s+(\d+) kB", STATUS.read_text())
+        if results:
+            return 1024 * int(results[1])
     import resource  # noqa: PLC0415  not on every system
 
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

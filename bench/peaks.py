@@ -1,17 +1,17 @@
-"""A precision goes in, a function that multiplies two large matrices comes out: no model can be faster than that."""
+"""Large matrix products, whose speed is the peak that no model can exceed."""
 
 from collections.abc import Callable
 from typing import Any
 
 import torch
-from contenders import THREADS, Precision
+from candidates import THREADS, Precision
 
 SIDE = 2048
 GIGAFLOP = 2 * SIDE**3 / 1e9
 
 
 def products(precision: Precision) -> list[Callable[[], Any]]:
-    """The ways that torch has to multiply square matrices in a precision; the fastest one is the peak."""
+    """Return torch's implementations of square matrix products in a precision; the fastest is the peak."""
     torch.set_num_threads(THREADS)
     generator = torch.Generator().manual_seed(0)
     left, right = (torch.randn(SIDE, SIDE, generator=generator) for _ in range(2))
@@ -26,7 +26,7 @@ def products(precision: Precision) -> list[Callable[[], Any]]:
 
 
 def integer_product() -> Callable[[], Any]:
-    """8-bit by 8-bit with sums of 32 bits, by oneDNN with packed weights."""
+    """Multiply int8 matrices with int32 sums by oneDNN with packed weights."""
     generator = torch.Generator().manual_seed(0)
     left = torch.randint(0, 255, (SIDE, SIDE), dtype=torch.uint8, generator=generator)
     right = torch.randint(-127, 127, (SIDE, SIDE), dtype=torch.int8, generator=generator)

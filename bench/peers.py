@@ -1,4 +1,4 @@
-"""A model's name goes in; the same function as made by vitkit, timm and transformers comes out, with equal weights."""
+"""The same model of vitkit, timm and transformers, with equal weights."""
 
 import importlib
 import re
@@ -15,9 +15,9 @@ from torch import Tensor, nn
 import vitkit
 from vitkit.zoo.variants import SIZES
 
-Contender = Literal["vitkit", "timm", "transformers"]
+Candidate = Literal["vitkit", "timm", "transformers"]
 Activation = Literal["gelu_erf", "gelu_tanh"]
-CONTENDERS: tuple[Contender, ...] = get_args(Contender)
+CANDIDATES: tuple[Candidate, ...] = get_args(Candidate)
 
 TIMM_NAMES = {
     "Ti/16": "vit_tiny_patch16_224",
@@ -41,7 +41,7 @@ QKV = re.compile(r"blocks\.(\d+)\.attn\.qkv\.(\w+)")
 
 
 @cache
-def mend_torchvision() -> torch.library.Library | None:
+def repair_torchvision() -> torch.library.Library | None:
     """Make an installed torchvision importable that was built for another torch; timm and transformers import it.
 
     Such a torchvision misses two of its operators. Nothing here runs them, so it is enough that they are declared;
@@ -61,29 +61,29 @@ def mend_torchvision() -> torch.library.Library | None:
     return None
 
 
-def peer(name: str) -> Any:
-    """The other library, or a module of it, imported."""
+def import_peer(name: str) -> Any:
+    """Import another library or a module of it."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        mend_torchvision()
+        repair_torchvision()
         return importlib.import_module(name)
 
 
-def build(contender: Contender, model: str, *, activation: Activation) -> nn.Module:
-    """The model as a contender makes it, with weights of the contender's own choice."""
-    if contender == "vitkit":
+def build(candidate: Candidate, model: str, *, activation: Activation) -> nn.Module:
+    """Build a candidate's model with its own initial weights."""
+    if candidate == "vitkit":
         return vitkit.create(model, settings=[f"block.activation={activation}"])
-    if contender == "timm":
+    if candidate == "timm":
         layer = None if activation == "gelu_erf" else activation
-        return peer("timm").create_model(TIMM_NAMES[model], act_layer=layer)
-    transformers = peer("transformers")
+        return import_peer("timm").create_model(TIMM_NAMES[model], act_layer=layer)
+    transformers = import_peer("transformers")
     sizes = SIZES[model.partition("/")[0]]
     config = transformers.ViTConfig(
         hidden_size=sizes.width,
         num_hidden_layers=sizes.depth,
         num_attention_heads=sizes.heads,
         intermediate_size=sizes.mlp_dim,
-        num_labels=sizes.classes,
+        num_labels=sizes.num_classes,
         layer_norm_eps=sizes.block.norm_eps,
         hidden_act=TRANSFORMERS_ACTIVATIONS[activation],
         hidden_dropout_prob=0.0,
@@ -93,19 +93,19 @@ def build(contender: Contender, model: str, *, activation: Activation) -> nn.Mod
     return transformers.ViTForImageClassification(config)
 
 
-def build_equal(model: str, *, activation: Activation) -> dict[Contender, nn.Module]:
-    """All contenders with the same random weights, in float32."""
-    contenders = {contender: build(contender, model, activation=activation) for contender in CONTENDERS}
-    draw_weights(contenders["vitkit"])
-    weights = contenders["vitkit"].state_dict()
-    contenders["timm"].load_state_dict(weights, strict=True)
-    contenders["transformers"].load_state_dict(as_transformers(weights), strict=True)
-    return contenders
+def build_equal(model: str, *, activation: Activation) -> dict[Candidate, nn.Module]:
+    """Build all candidates with the same random weights in float32."""
+    candidates = {candidate: build(candidate, model, activation=activation) for candidate in CANDIDATES}
+    draw_weights(candidates["vitkit"])
+    weights = candidates["vitkit"].state_dict()
+    candidates["timm"].load_state_dict(weights, strict=True)
+    candidates["transformers"].load_state_dict(as_transformers(weights), strict=True)
+    return candidates
 
 
 @torch.no_grad()
 def draw_weights(model: nn.Module) -> None:
-    """Random numbers everywhere, zero nowhere, at scales that keep activations and logits near 1."""
+    """Draw nonzero random weights at scales that keep activations and logits near 1."""
     generator = torch.Generator().manual_seed(0)
     for name, parameter in model.named_parameters():
         if "norm" in name and name.endswith("weight"):
@@ -117,7 +117,7 @@ def draw_weights(model: nn.Module) -> None:
 
 
 def as_transformers(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The same weights under the names that transformers gives them, queries, keys and values apart."""
+    """Return the weights under the names of transformers, with separate queries, keys and values."""
     renamed: dict[str, Tensor] = {}
     for name, tensor in weights.items():
         if fused := QKV.fullmatch(name):
@@ -130,6 +130,6 @@ def as_transformers(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def logits(model: nn.Module, images: Tensor) -> Tensor:
-    """The logits of images, taken out of whatever the model wraps them in."""
+    """Return the logits from the output of a model."""
     output = model(images)
     return output if isinstance(output, Tensor) else output.logits

@@ -1,4 +1,4 @@
-"""Measured rows and the machine go in, the section of BENCHMARKS.md comes out."""
+"""Section of BENCHMARKS.md on forward and backward passes, and helpers for all sections."""
 
 import datetime
 import os
@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 import torch
 from memory import Peak
-from peers import CONTENDERS, Contender
+from peers import CANDIDATES, Candidate
 from rows import Row
 from timing import CLOSE, Times, ratio
 
@@ -30,34 +30,34 @@ INSTRUCTION_SETS = (
     "asimd",
     "bf16",
 )
-BUSY = 0.05
+BUSY_FRACTION = 0.05
 PACKAGES = ("torch", "timm", "transformers", "einops")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """What was measured on one row."""
+    """Measurements of one row."""
 
     row: Row
     times: Times
     difference: float
-    peaks: dict[Contender, Peak]
+    peaks: dict[Candidate, Peak]
 
     def as_dict(self) -> dict[str, Any]:
-        """For a JSON file; seconds and megabytes."""
+        """Return the fields for a JSON file."""
         best, median = self.times.best(), self.times.median()
         return self.row.as_dict() | {
             "rounds": self.times.rounds,
             "largest_logit_difference": self.difference,
             "ratio": {"best": ratio(best), "median": ratio(median)},
-            "seconds": {name: {"best": best[name], "median": median[name]} for name in CONTENDERS},
+            "seconds": {name: {"best": best[name], "median": median[name]} for name in CANDIDATES},
             "peak_megabytes": {name: vars(peak) for name, peak in self.peaks.items()},
         }
 
 
 @dataclass(frozen=True, kw_only=True)
-class Circumstances:
-    """Where, when and of what the measurements were taken."""
+class BenchmarkEnvironment:
+    """Machine, time and versions of the measurements."""
 
     processor: str
     instruction_sets: str
@@ -68,27 +68,27 @@ class Circumstances:
     commit: str
     versions: dict[str, str]
     command: str
-    others_share: float
+    other_cpu_fraction: float
 
     @property
     def is_busy(self) -> bool:
-        """Whether others used so much of the machine that times mean little."""
-        return self.others_share > BUSY
+        """Return whether other processes used too much of the machine."""
+        return self.other_cpu_fraction > BUSY_FRACTION
 
     def as_dict(self) -> dict[str, Any]:
-        """For a JSON file."""
+        """Return the fields for a JSON file."""
         return vars(self)
 
 
-def look_around(*, command: str, others_share: float) -> Circumstances:
-    """The machine and the code as they are now."""
+def describe_environment(*, command: str, other_cpu_fraction: float) -> BenchmarkEnvironment:
+    """Describe the machine and the code."""
     cpuinfo = Path("/proc/cpuinfo")
     facts = cpuinfo.read_text() if cpuinfo.exists() else ""
     name = re.search(r"model name\s*:\s*(.+)", facts)
     flags = set(facts.split())
-    return Circumstances(
+    return BenchmarkEnvironment(
         processor=name[1] if name else platform.processor() or platform.machine(),
-        instruction_sets=" ".join(found for found in INSTRUCTION_SETS if found in flags) or "unknown",
+        instruction_sets=" ".join(matches for matches in INSTRUCTION_SETS if matches in flags) or "unknown",
         cores=os.cpu_count() or 1,
         threads=torch.get_num_threads(),
         memory_gigabytes=round(psutil.virtual_memory().total / 1e9, 1),
@@ -96,12 +96,12 @@ def look_around(*, command: str, others_share: float) -> Circumstances:
         commit=commit(),
         versions={"python": platform.python_version()} | {package: version(package) for package in PACKAGES},
         command=command,
-        others_share=others_share,
+        other_cpu_fraction=other_cpu_fraction,
     )
 
 
 def commit() -> str:
-    """The commit the code is at, with a + if the working tree differs from it (but for the report itself)."""
+    """Return the commit, with a + if the working tree differs from it (except for the report)."""
 
     def git(*arguments: str) -> str:
         done = subprocess.run(["git", *arguments], capture_output=True, text=True, check=False)
@@ -111,71 +111,72 @@ def commit() -> str:
     return (git("rev-parse", "--short", "HEAD") or "unknown") + ("+" if changed else "")
 
 
-def section(results: Sequence[Result], around: Circumstances) -> str:
-    """The section as Markdown."""
+def section(results: Sequence[Result], environment: BenchmarkEnvironment) -> str:
+    """Return the section as Markdown."""
     return f"""## Forward and backward pass
 
-{facts(around)}
+{facts(environment)}
 
-{how(results)}
+{describe_method(results)}
 {table(results)}
 
-{why()}
+{describe_differences()}
 """
 
 
-def facts(around: Circumstances) -> str:
-    """Where, when and of what, as a list; it warns where the machine was busy."""
-    versions = ", ".join(f"{package} {number}" for package, number in around.versions.items())
-    busy = ": the machine was busy, do not trust these numbers" if around.is_busy else ""
-    return f"""- machine: {around.processor}, {around.cores} cores ({around.threads} threads used), \
-{around.memory_gigabytes} GB, instruction sets {around.instruction_sets}
-- taken on {around.date} at commit {around.commit}; {versions}
-- command: `{around.command}`
-- all other processes together used {around.others_share:.0%} of the cores during the run{busy}"""
+def facts(environment: BenchmarkEnvironment) -> str:
+    """List machine, time and versions, with a warning if the machine was busy."""
+    versions = ", ".join(f"{package} {number}" for package, number in environment.versions.items())
+    busy = "; the machine was busy, so the numbers are unreliable" if environment.is_busy else ""
+    return f"""- machine: {environment.processor}, {environment.cores} cores ({environment.threads} threads used), \
+{environment.memory_gigabytes} GB, instruction sets {environment.instruction_sets}
+- measured on {environment.date} at commit {environment.commit}; {versions}
+- command: `{environment.command}`
+- CPU use of all other processes during the run: {environment.other_cpu_fraction:.0%}{busy}"""
 
 
-def how(results: Sequence[Result]) -> str:
-    """How the numbers come about."""
+def describe_method(results: Sequence[Result]) -> str:
+    """Describe the method."""
     differences = dict.fromkeys(("fp32", "bf16"), 0.0)
     for result in results:
         differences[result.row.precision] = max(differences[result.row.precision], result.difference)
-    fewest, most = min(result.times.rounds for result in results), max(result.times.rounds for result in results)
-    return f"""All contenders compute the same function: equal random weights, the same images of 224 pixels, the same
-GELU. Before a row is timed their logits are compared; the largest difference was {differences["fp32"]:.1e} in fp32 and
-{differences["bf16"]:.1e} in bf16. Everything is eager (no compile). Forward is `eval()` under `inference_mode`, in bf16
-with weights and images in bf16; forward+backward is `train()` without dropout, with cross-entropy and all gradients, in
-bf16 by autocast over fp32 weights.
+    rounds = [result.times.rounds for result in results]
+    min_rounds, max_rounds = min(rounds), max(rounds)
+    return f"""All candidates compute the same function: the same random weights, images of 224 pixels and GELU.
+Their logits are compared before a row is timed; the largest difference was {differences["fp32"]:.1e} in fp32 and
+{differences["bf16"]:.1e} in bf16. All models run in eager mode. The forward pass is `eval()` under `inference_mode`; in
+bf16, weights and images are bf16. Forward+backward is `train()` without dropout, with cross-entropy and all gradients;
+bf16 uses autocast over fp32 weights.
 
-In each round every contender runs once, in changing order; there were {fewest} to {most} rounds a row, more where the
-result was within {CLOSE:.0%} of a draw. Times are **best (median)** in milliseconds. The ratio is the faster peer's
-time over ours, of the best and of the median times: above 1, vitkit is faster. Peak memory is what running adds to
-libraries and model, and in brackets the whole process, in MB, each measured in a fresh process. While times are taken
-malloc keeps freed memory, for all contenders alike: by default page faults cost one or the other of them up to a fifth
-of a forward pass at batch 8, by the luck of the heap.
+Each round runs every candidate once, in changing order. A row has {min_rounds} to {max_rounds} rounds, more if the
+result is within {CLOSE:.0%} of a draw. Times are **best (median)** in milliseconds. The ratio is the time of the faster
+peer divided by vitkit's, for the best and the median times: above 1, vitkit is faster. Peak memory in MB is measured in
+a new process: the growth caused by running, and in parentheses the total of the process. During timing, malloc keeps
+freed memory for all candidates; with the default, page faults add up to a fifth to a forward pass at batch 8, depending
+on the state of the heap.
 """
 
 
 def table(results: Sequence[Result]) -> str:
-    """One line a row."""
-    times = " | ".join(f"{name} ms" for name in CONTENDERS)
-    memory = " | ".join(f"{name} peak MB" for name in CONTENDERS)
+    """Return one line per row."""
+    times = " | ".join(f"{name} ms" for name in CANDIDATES)
+    memory = " | ".join(f"{name} peak MB" for name in CANDIDATES)
     lines = [
         f"| model | pass | precision | batch | {times} | ratio to the faster peer | {memory} |",
-        f"|---|---|---|{'--:|' * (2 + 2 * len(CONTENDERS))}",
+        f"|---|---|---|{'--:|' * (2 + 2 * len(CANDIDATES))}",
     ]
     for result in results:
         row, best, median = result.row, result.times.best(), result.times.median()
         cells = [row.title, row.run, row.precision, str(row.batch)]
-        cells += [f"{milliseconds(best[name])} ({milliseconds(median[name])})" for name in CONTENDERS]
+        cells += [f"{milliseconds(best[name])} ({milliseconds(median[name])})" for name in CANDIDATES]
         cells += [f"**{ratio(best):.2f}** ({ratio(median):.2f})"]
-        cells += [f"{result.peaks[name].growth:.0f} ({result.peaks[name].total:.0f})" for name in CONTENDERS]
+        cells += [f"{result.peaks[name].growth:.0f} ({result.peaks[name].total:.0f})" for name in CANDIDATES]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
 def milliseconds(seconds: float) -> str:
-    """Three or more digits.
+    """Format with at least three digits.
 
     >>> milliseconds(0.0123456), milliseconds(0.1234), milliseconds(2.0)
     ('12.3', '123', '2000')
@@ -183,21 +184,20 @@ def milliseconds(seconds: float) -> str:
     return f"{1000 * seconds:.1f}" if seconds < 0.1 else f"{1000 * seconds:.0f}"
 
 
-def why() -> str:
-    """Where the difference comes from, and how far to trust it."""
-    return """What makes the difference: the head reads the class token alone, so of the last block only that row is
-computed, from keys and values of all tokens; that saves about 6 % of all operations, and is most of it. The rest is
-small: the patch embedding is one matrix product over unfolded patches, a little faster than the convolution for one
-image and a little slower for eight; queries, keys and values are one product (as in timm; transformers has three).
+def describe_differences() -> str:
+    """Explain the differences and their reliability."""
+    return """Most of the difference comes from the last block: the head reads only the class token, so vitkit
+computes only that row, from the keys and values of all tokens. This saves about 6 % of all operations. Two smaller
+differences: the patch embedding is a matrix product over unfolded patches, slightly faster than a convolution for one
+image and slightly slower for eight; queries, keys and values are one product, as in timm (transformers has three).
 
-On noise: the cores may be shared with other machines and processes, so absolute times move by tens of percent from run
-to run; the contenders of one row see the same weather, which is why only the ratio is meant to be compared, and why a
-ratio between 0.98 and 1.02 should be read as a draw. bf16 on a processor without avx512_bf16 or AMX is emulated, and
-slower than fp32 for everyone."""
+Noise: the cores may be shared with other machines and processes, so absolute times vary by tens of percent between
+runs. The candidates of a row run under the same conditions. Compare only ratios, and read a ratio between 0.98 and 1.02
+as a draw. On processors without avx512_bf16 or AMX, bf16 is emulated and slower than fp32 in all libraries."""
 
 
 def write_section(text: str, path: Path, *, markers: tuple[str, str] = (BEGIN, END)) -> None:
-    """Put the section between its markers in a file, in place of the last one; the rest of the file stays."""
+    """Replace the section between its markers in a file."""
     begin, end = markers
     marked = f"{begin}\n{text}{end}\n"
     before = path.read_text() if path.exists() else "# Benchmarks\n\n"

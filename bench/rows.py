@@ -1,4 +1,4 @@
-"""What is measured: one row for each model, pass, precision, batch size and form of GELU."""
+"""Rows of the benchmark: one per model, pass, precision, batch size and form of GELU."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
@@ -6,8 +6,8 @@ from typing import Any, Literal, get_args
 
 from peers import Activation
 
-from vitkit.zoo.flops import forward_flops
-from vitkit.zoo.lookup import configure
+from vitkit.zoo.flops import count_forward_flops
+from vitkit.zoo.registry import configure
 
 Pass = Literal["forward", "forward+backward"]
 Precision = Literal["fp32", "bf16"]
@@ -21,7 +21,7 @@ TRAINING_BATCH = {"Ti/16": 8, "S/16": 8, "B/16": 4}
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One comparison: every contender computes the same function on the same images."""
+    """One comparison, in which all candidates compute the same function on the same images."""
 
     model: str
     run: Pass
@@ -34,35 +34,35 @@ class Row:
 
     @property
     def title(self) -> str:
-        """The model, and its GELU where that is not the peers' usual one."""
+        """Return the model, with its GELU if it is not that of the peers."""
         return self.model if self.activation == "gelu_erf" else f"{self.model}, tanh GELU"
 
     @property
     def trains(self) -> bool:
-        """Whether gradients are computed."""
+        """Return whether gradients are computed."""
         return self.run == "forward+backward"
 
     @property
     def gflops(self) -> float:
-        """Multiplications and additions of one run, in units of 10^9."""
-        forward = sum(forward_flops(configure(self.model)).values()) * self.batch / 1e9
+        """Return the operations of one run in units of 10^9."""
+        forward = sum(count_forward_flops(configure(self.model)).values()) * self.batch / 1e9
         return 3 * forward if self.trains else forward
 
     def as_dict(self) -> dict[str, Any]:
-        """The row's fields, for a JSON file."""
+        """Return the fields for a JSON file."""
         return asdict(self)
 
 
-def rows_of(models: Sequence[str]) -> list[Row]:
-    """Every row, model by model; the paper's tanh form of GELU comes after the peers' erf form."""
+def all_rows(models: Sequence[str]) -> list[Row]:
+    """Yield all rows model by model; the paper's tanh GELU follows the erf GELU of the peers."""
     rows = []
     for model in models:
-        erf = [row for precision in PRECISIONS for row in rows_in(model, precision)]
-        rows += erf + [replace(row, activation="gelu_tanh") for row in rows_in(model, "fp32") if row.batch > 1]
+        erf = [row for precision in PRECISIONS for row in model_rows(model, precision)]
+        rows += erf + [replace(row, activation="gelu_tanh") for row in model_rows(model, "fp32") if row.batch > 1]
     return rows
 
 
-def rows_in(model: str, precision: Precision) -> list[Row]:
-    """The rows of one model in one precision."""
+def model_rows(model: str, precision: Precision) -> list[Row]:
+    """Return the rows of one model in one precision."""
     forward = [Row(model=model, run="forward", precision=precision, batch=batch) for batch in FORWARD_BATCHES]
     return [*forward, Row(model=model, run="forward+backward", precision=precision, batch=TRAINING_BATCH[model])]

@@ -1,4 +1,4 @@
-"""Contenders that compute the same thing go in, the times of interleaved runs come out."""
+"""Interleaved timing of candidates that compute the same function."""
 
 import copy
 import gc
@@ -12,7 +12,7 @@ from functools import lru_cache
 from typing import TypeVar
 
 import torch
-from peers import CONTENDERS, Activation, Contender, build_equal, logits
+from peers import CANDIDATES, Activation, Candidate, build_equal, logits
 from rows import Row
 from torch import Tensor, nn
 from torch.nn import functional
@@ -20,58 +20,58 @@ from torch.nn import functional
 Name = TypeVar("Name", bound=str)
 
 CLOSE = 0.02
-"""A ratio this near to 1 is measured again before it is believed."""
+"""A ratio this close to 1 is measured again."""
 TOLERANCE = {"fp32": 1e-4, "bf16": 0.1}
-"""How far logits of one function may be apart, relative to the largest: rounding, through twelve blocks."""
+"""Largest difference of logits relative to the largest logit: rounding through twelve blocks."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Effort:
-    """How long to measure: rounds that fill `seconds`, and as many again while the result is close.
+    """Duration of a measurement: rounds that fill `seconds`, and as many again while the result is close.
 
-    They are repeated `retries` times at most, and no more after `patience` seconds.
+    They are repeated at most `retries` times, and not after `max_seconds` seconds.
     """
 
     seconds: float = 10.0
-    fewest: int = 4
-    most: int = 300
+    min_rounds: int = 4
+    max_rounds: int = 300
     retries: int = 4
-    patience: float = 60.0
+    max_seconds: float = 60.0
 
-    def rounds(self, seconds_a_round: float) -> int:
-        """Rounds that fill the time, within bounds."""
-        return max(self.fewest, min(self.most, int(self.seconds / seconds_a_round)))
+    def rounds(self, seconds_per_round: float) -> int:
+        """Return the number of rounds that fill the time, within bounds."""
+        return max(self.min_rounds, min(self.max_rounds, int(self.seconds / seconds_per_round)))
 
 
-QUICK = Effort(seconds=2.0, fewest=2, retries=0)
+QUICK = Effort(seconds=2.0, min_rounds=2, retries=0)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Times:
-    """Seconds of every run, by contender."""
+    """Seconds of every run by candidate."""
 
-    seconds: dict[Contender, list[float]] = field(default_factory=lambda: {name: [] for name in CONTENDERS})
+    seconds: dict[Candidate, list[float]] = field(default_factory=lambda: {name: [] for name in CANDIDATES})
 
     @property
     def rounds(self) -> int:
-        """How often each contender ran."""
+        """Return the number of runs of each candidate."""
         return len(self.seconds["vitkit"])
 
-    def best(self) -> dict[Contender, float]:
-        """The shortest time of each contender."""
+    def best(self) -> dict[Candidate, float]:
+        """Return the shortest time of each candidate."""
         return {name: min(times) for name, times in self.seconds.items()}
 
-    def median(self) -> dict[Contender, float]:
-        """The median time of each contender."""
+    def median(self) -> dict[Candidate, float]:
+        """Return the median time of each candidate."""
         return {name: statistics.median(times) for name, times in self.seconds.items()}
 
     def is_close(self) -> bool:
-        """Whether noise could turn the result of this row round."""
+        """Return whether noise could reverse the result of this row."""
         return any(abs(ratio(times) - 1) <= CLOSE for times in (self.best(), self.median()))
 
 
-def ratio(times: Mapping[Contender, float]) -> float:
-    """The faster peer's time over ours: above 1, ours is faster.
+def ratio(times: Mapping[Candidate, float]) -> float:
+    """Return the faster peer's time over vitkit's: above 1, vitkit is faster.
 
     >>> ratio({"vitkit": 2.0, "timm": 3.0, "transformers": 4.0})
     1.5
@@ -79,25 +79,25 @@ def ratio(times: Mapping[Contender, float]) -> float:
     return min(times["timm"], times["transformers"]) / times["vitkit"]
 
 
-def race(row: Row, *, effort: Effort) -> tuple[Times, float]:
-    """Time all contenders on one row; with the times comes the largest difference between their logits."""
+def time_row(row: Row, *, effort: Effort) -> tuple[Times, float]:
+    """Time all candidates on one row; return the times and the largest difference of their logits."""
     models = prepare_models(row)
     images, labels = make_batch(row)
     difference = check_agreement(row, models, images)
-    runs = {name: one_run(row, model, images, labels) for name, model in models.items()}
+    runs = {name: make_run(row, model, images, labels) for name, model in models.items()}
     times = Times()
-    with no_collection():
+    with gc_disabled():
         rounds = effort.rounds(sum(warm_up(run) for run in runs.values()))
         start = time.perf_counter()
         for _ in range(1 + effort.retries):
             interleave(runs, times.seconds, rounds=rounds)
-            if not times.is_close() or time.perf_counter() - start > effort.patience:
+            if not times.is_close() or time.perf_counter() - start > effort.max_seconds:
                 break
     return times, difference
 
 
 def interleave(runs: Mapping[Name, Callable[[], float]], seconds: Mapping[Name, list[float]], *, rounds: int) -> None:
-    """Run each contender once a round. The order changes, so that each follows each of the others equally often."""
+    """Run each candidate once per round in changing order, so that each follows every other equally often."""
     orders = itertools.cycle(itertools.permutations(runs))
     for order in itertools.islice(orders, rounds):
         for name in order:
@@ -105,7 +105,7 @@ def interleave(runs: Mapping[Name, Callable[[], float]], seconds: Mapping[Name, 
 
 
 def warm_up(run: Callable[[], float], *, seconds: float = 0.5) -> float:
-    """Run once, or for half a second of runs, and give the time of the last."""
+    """Run once, or for half a second, and return the time of the last run."""
     start = time.perf_counter()
     last = run()
     while time.perf_counter() - start < seconds:
@@ -113,8 +113,8 @@ def warm_up(run: Callable[[], float], *, seconds: float = 0.5) -> float:
     return last
 
 
-def one_run(row: Row, model: nn.Module, images: Tensor, labels: Tensor) -> Callable[[], float]:
-    """A function that runs the row once and gives the seconds it took; gradients go before the clock starts."""
+def make_run(row: Row, model: nn.Module, images: Tensor, labels: Tensor) -> Callable[[], float]:
+    """Return a function that runs the row once and returns its seconds; gradients are cleared before."""
 
     def forward() -> float:
         start = time.perf_counter()
@@ -134,27 +134,27 @@ def one_run(row: Row, model: nn.Module, images: Tensor, labels: Tensor) -> Calla
 
 
 @lru_cache(maxsize=1)
-def cached_models(model: str, activation: Activation) -> dict[Contender, nn.Module]:
-    """The models of the last row in float32; rows of one model follow each other."""
+def cached_models(model: str, activation: Activation) -> dict[Candidate, nn.Module]:
+    """Return the models of the last row in float32; rows of one model follow each other."""
     return build_equal(model, activation=activation)
 
 
-def prepare_models(row: Row) -> dict[Contender, nn.Module]:
-    """The contenders in the row's mode, and in its precision where that is one of the weights."""
+def prepare_models(row: Row) -> dict[Candidate, nn.Module]:
+    """Return the candidates in the row's mode and precision."""
     return {
         name: prepare(row, copy.deepcopy(model)) for name, model in cached_models(row.model, row.activation).items()
     }
 
 
 def prepare(row: Row, model: nn.Module) -> nn.Module:
-    """A model in the row's mode: inference in bf16 has weights in bf16, training has autocast over fp32 weights."""
+    """Set a model to the row's mode: bf16 inference has bf16 weights, training uses autocast."""
     if row.trains:
         return model.train()
     return model.eval().to(torch.bfloat16 if row.precision == "bf16" else torch.float32)
 
 
 def make_batch(row: Row) -> tuple[Tensor, Tensor]:
-    """Random images and labels."""
+    """Return random images and labels."""
     generator = torch.Generator().manual_seed(1)
     images = torch.randn(row.batch, 3, 224, 224, generator=generator)
     labels = torch.randint(1000, (row.batch,), generator=generator)
@@ -163,8 +163,8 @@ def make_batch(row: Row) -> tuple[Tensor, Tensor]:
 
 
 @torch.inference_mode()
-def check_agreement(row: Row, models: Mapping[Contender, nn.Module], images: Tensor) -> float:
-    """The largest difference between our logits and a peer's; too large a one means another function, and is fatal."""
+def check_agreement(row: Row, models: Mapping[Candidate, nn.Module], images: Tensor) -> float:
+    """Return the largest difference between vitkit's logits and a peer's; fail if it means another function."""
     with torch.autocast("cpu", torch.bfloat16, enabled=row.trains and row.precision == "bf16"):
         outputs = {name: logits(model, images[:2]).float() for name, model in models.items()}
     ours = outputs["vitkit"]
@@ -176,8 +176,8 @@ def check_agreement(row: Row, models: Mapping[Contender, nn.Module], images: Ten
 
 
 @contextmanager
-def no_collection() -> Iterator[None]:
-    """Keep Python's garbage collector from running in someone's time."""
+def gc_disabled() -> Iterator[None]:
+    """Disable Python's garbage collector during a measurement."""
     gc.collect()
     gc.disable()
     try:

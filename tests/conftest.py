@@ -1,68 +1,119 @@
-"""What every test runs under: one thread a worker, known random numbers, property tests of a modest size, an audit."""
+"""Setup of all tests: one thread per worker, fixed seeds, hypothesis profiles, and an audit of system calls."""
 
 import contextlib
 import functools
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import jaxtyping
 import pytest
 import torch
 from hypothesis import settings
 from security import audit
+from soak.victim import Launcher
 from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 
-collect_ignore = ["security/listening"]  # a server's processes import it, under an audit of their own
+TESTS = Path(__file__).parent
+WITHOUT_TYPE_CHECKS = {"cli", "docs", "report", "security", "server", "training"}
+"""Directories of tests of whole commands, where checks of shapes and types at run time take more than half of the time.
 
-# Models are slow to build and a laptop's clock is noisy, so no deadline. In CI the same examples run every time.
-settings.register_profile("local", deadline=None, max_examples=40)
-settings.register_profile("ci", settings.get_profile("local"), derandomize=True, print_blob=True)
+The same functions are checked in the directories of their packages, and training in the modules below.
+"""
+WITH_TYPE_CHECKS = {"test_every_objective.py", "test_loop.py", "test_muon.py", "test_optim.py", "test_trainer.py"}
+SLOW_DIRECTORIES = WITHOUT_TYPE_CHECKS | {"exporters", "weights"}
+collect_ignore = ["security/listening"]  # imported by server processes, which have an audit of their own
+
+# No deadline: models are slow to build and machines are busy. The same examples run every time.
+settings.register_profile("local", deadline=None, max_examples=40, derandomize=True)
+settings.register_profile("ci", settings.get_profile("local"), print_blob=True)
 
 
 def pytest_configure(config: pytest.Config) -> None:
     audit.install(config)
     settings.load_profile("ci" if os.environ.get("CI") else "local")
     if "PYTEST_XDIST_WORKER" in os.environ:
-        torch.set_num_threads(1)  # the workers share the cores: more threads would only wait for each other
+        torch.set_num_threads(1)  # the workers share the cores
 
 
 def pytest_sessionstart() -> None:
-    """Compile the fast engine once, and not while a test waits for its server."""
-    from vitkit.engine.native.build import EngineError, library  # noqa: PLC0415 - not before its types are checked
+    """Compile the native kernels once, before a test waits for a server."""
+    from vitkit.inference.native.library import EngineError, build_library  # noqa: PLC0415 - after jaxtyping hooks the import
 
     if "PYTEST_XDIST_WORKER" not in os.environ:
         with contextlib.suppress(EngineError):
-            library()
+            build_library()
 
 
-class SharersTogether(LoadScopeScheduling):
-    """Tests go to whichever worker is free; those of a module that makes something for all of them go together."""
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Decide about type checks before fixtures are set up."""
+    directory, name = item.path.parent, item.path.name
+    unchecked = directory.parent == TESTS and directory.name in WITHOUT_TYPE_CHECKS and name not in WITH_TYPE_CHECKS
+    jaxtyping.config.update("jaxtyping_disable", unchecked)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Run modules that stay together first and the shortest tests last, so that all workers end at the same time."""
+
+    def order(item: pytest.Item) -> int:
+        if has_module_fixtures(item.path):
+            return 0
+        return 1 if item.path.parent.parent == TESTS and item.path.parent.name in SLOW_DIRECTORIES else 2
+
+    items.sort(key=order)
+
+
+class ModuleFixtureScheduling(LoadScopeScheduling):
+    """Scheduler that sends a test to any free worker, except that modules with module fixtures stay together."""
 
     def _split_scope(self, nodeid: str) -> str:
         module = nodeid.partition("::")[0]
-        return module if shares(self.config.rootpath / module) else nodeid
+        return module if has_module_fixtures(self.config.rootpath / module) else nodeid
 
 
 @functools.cache
-def shares(module: Path) -> bool:
-    """Whether a module has a server, runs or files that its tests share; each worker would make its own."""
+def has_module_fixtures(module: Path) -> bool:
+    """Return whether tests of a module share a server, runs or files, which each worker would create again."""
     return module.suffix == ".py" and '(scope="module")' in module.read_text(encoding="utf-8")
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadScopeScheduling:
-    return SharersTogether(config, log)
+    return ModuleFixtureScheduling(config, log)
 
 
 @pytest.fixture(autouse=True)
-def _same_random_numbers_every_time() -> None:
+def _fixed_seed() -> None:
     torch.manual_seed(2020)
 
 
 @pytest.fixture
-def at_full_speed() -> Iterator[None]:
-    """Without the checks of types that only tests make: where many small calls are timed they take most of the time."""
+def without_type_checks() -> None:
+    """Disable the run-time checks of shapes and types, which only tests have."""
     jaxtyping.config.update("jaxtyping_disable", True)
-    yield
-    jaxtyping.config.update("jaxtyping_disable", False)
+
+
+@pytest.fixture(scope="session")
+def launcher() -> Iterator[Launcher]:
+    """A process that forks commands and scripts, so that each of them does not import torch again."""
+    with Launcher() as launcher:
+        yield launcher
+
+
+@pytest.fixture
+def forked_examples(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fork the example.py of an export from a process that has its library; other programs are started as usual."""
+    start = subprocess.run
+
+    def run(command: Any, **options: Any) -> subprocess.CompletedProcess[Any]:
+        if command[:2] != [sys.executable, "-P"] or not command[2].endswith("example.py"):
+            return start(command, **options)
+        launcher: Launcher = request.getfixturevalue("launcher")
+        return launcher.run_example(command[2], *command[3:], directory=options["cwd"])
+
+    monkeypatch.setattr(subprocess, "run", run)

@@ -1,6 +1,6 @@
-"""Small models for tests: configurations of every kind, zoo models cut down to size, and a slow reference of attention.
+"""Small models for tests: configurations of every kind, reduced zoo models, and a reference of attention.
 
-Images are 32×48 where a case is free to choose, so that rows and columns differ and confusing them shows.
+Images are 32×48 where possible, so that confusing rows and columns fails a test.
 """
 
 from copy import deepcopy
@@ -11,15 +11,19 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vitkit.core.shapes import pair
-from vitkit.model.attention import AttentionConfig
-from vitkit.model.config import TokenConfig, ViTConfig
-from vitkit.model.encoder import BlockConfig
-from vitkit.model.heads import HeadConfig
-from vitkit.model.positions import PositionConfig
-from vitkit.model.resnet import BackboneConfig, BiTConfig
+from vitkit.core.sizes import pair
+from vitkit.model.config import (
+    AttentionConfig,
+    BackboneConfig,
+    BiTConfig,
+    BlockConfig,
+    HeadConfig,
+    PositionConfig,
+    TokenConfig,
+    ViTConfig,
+)
 from vitkit.model.vit import ViT
-from vitkit.zoo.lookup import Model, create
+from vitkit.zoo.registry import Model, create
 from vitkit.zoo.variants import VARIANTS, ModelConfig
 
 IMAGE_SIZE = (32, 48)
@@ -32,19 +36,21 @@ ALLOWED = {
     "relative": {"every_layer", "shared"},
     "rotary": {"shared"},
 }
-"""Where each kind of positions may enter: the paper's appendix D.4, written down a second time."""
-PLACED = [(kind, injection) for kind, places in ALLOWED.items() for injection in sorted(places)]
-MISPLACED = [
+"""Injections of each kind of positions, written down a second time."""
+VALID_INJECTIONS = [(kind, injection) for kind, places in ALLOWED.items() for injection in sorted(places)]
+INVALID_INJECTIONS = [
     (kind, injection)
     for kind, places in ALLOWED.items()
     for injection in ("every_layer", "shared", "stem")
     if injection not in places
 ]
-EMBEDDING_INJECTIONS = [(kind, place) for kind, place in PLACED if kind in ("learned_1d", "learned_2d", "sincos_2d")]
+EMBEDDING_INJECTIONS = [
+    (kind, place) for kind, place in VALID_INJECTIONS if kind in ("learned_1d", "learned_2d", "sincos_2d")
+]
 
 
 def small(**changes: Any) -> ViTConfig:
-    """A Vision Transformer of 2 layers over 4×6 patches; any field may be changed."""
+    """Return a configuration of 2 layers over 4×6 patches; any field may be changed."""
     fields: dict[str, Any] = {
         "image_size": IMAGE_SIZE,
         "patch_size": 8,
@@ -52,74 +58,78 @@ def small(**changes: Any) -> ViTConfig:
         "depth": 2,
         "heads": 2,
         "mlp_dim": 24,
-        "classes": 5,
+        "num_classes": 5,
     }
     return ViTConfig(**fields | changes)
 
 
-def placed(kind: str, injection: str | None = None, **changes: Any) -> ViTConfig:
-    """A small model with these positions."""
+def with_positions(kind: str, injection: str | None = None, **changes: Any) -> ViTConfig:
+    """Return a small configuration with these positions."""
     return small(positions=PositionConfig(kind=kind, injection=injection), **changes)
 
 
-def attending(**changes: Any) -> BlockConfig:
-    """Blocks whose attention is changed."""
+def block_with_attention(**changes: Any) -> BlockConfig:
+    """Return a block configuration with this attention."""
     return BlockConfig(attention=AttentionConfig(**changes))
 
 
 CASES: dict[str, ViTConfig] = {
-    **{f"{kind}-{injection}": placed(kind, injection) for kind, injection in PLACED},
-    **{f"{kind}-mean": placed(kind, pooling="mean") for kind in ALLOWED},
+    **{f"{kind}-{injection}": with_positions(kind, injection) for kind, injection in VALID_INJECTIONS},
+    **{f"{kind}-mean": with_positions(kind, pooling="mean") for kind in ALLOWED},
+    "small-root": small(patch_size=4, backbone=BackboneConfig(units=(1,), root_width=32, root="small")),
+    "stacked-root": small(
+        patch_size=1, backbone=BackboneConfig(units=(), root_width=64, root="stack", root_units=(1, 2))
+    ),
     "map": small(pooling="map"),
     "map-swiglu": small(pooling="map", block=BlockConfig(activation="swiglu")),
-    "map-relative": placed("relative", pooling="map"),
+    "map-relative": with_positions("relative", pooling="map"),
     "mean-with-class-token": small(pooling="mean", tokens=TokenConfig(class_token=True)),
     "map-with-class-token": small(pooling="map", tokens=TokenConfig(class_token=True)),
     "registers": small(tokens=TokenConfig(registers=3)),
     "registers-mean": small(pooling="mean", tokens=TokenConfig(registers=2)),
-    "registers-rotary": placed("rotary", tokens=TokenConfig(registers=2)),
-    "registers-relative": placed("relative", tokens=TokenConfig(registers=2)),
-    "registers-every-layer": placed("learned_1d", "every_layer", tokens=TokenConfig(registers=2)),
+    "registers-rotary": with_positions("rotary", tokens=TokenConfig(registers=2)),
+    "registers-relative": with_positions("relative", tokens=TokenConfig(registers=2)),
+    "registers-every-layer": with_positions("learned_1d", "every_layer", tokens=TokenConfig(registers=2)),
     "distilled": small(tokens=TokenConfig(distillation=True)),
     "distilled-registers": small(tokens=TokenConfig(distillation=True, registers=1)),
-    "distilled-2d-every-layer": placed("learned_2d", "every_layer", tokens=TokenConfig(distillation=True)),
+    "distilled-2d-every-layer": with_positions("learned_2d", "every_layer", tokens=TokenConfig(distillation=True)),
     "distilled-after-pooling": small(tokens=TokenConfig(distillation=True), head=HeadConfig(norm="after_pooling")),
     "positions-of-patches-only": small(positions=PositionConfig(covers="patches")),
     "positions-of-patches-only-2d": small(positions=PositionConfig(kind="learned_2d", covers="patches")),
     "sincos-mae": small(positions=PositionConfig(kind="sincos_2d", sincos="mae")),
-    "qk-norm": small(block=attending(qk_norm=True)),
-    "qk-norm-rotary": placed("rotary", block=attending(qk_norm=True)),
-    "qk-norm-relative": placed("relative", block=attending(qk_norm=True)),
-    "no-qkv-bias": small(block=attending(qkv_bias=False)),
+    "qk-norm": small(block=block_with_attention(qk_norm=True)),
+    "qk-norm-rotary": with_positions("rotary", block=block_with_attention(qk_norm=True)),
+    "qk-norm-relative": with_positions("relative", block=block_with_attention(qk_norm=True)),
+    "no-qkv-bias": small(block=block_with_attention(qkv_bias=False)),
     "layer-scale": small(block=BlockConfig(layer_scale=0.1)),
     "swiglu": small(block=BlockConfig(activation="swiglu")),
     "erf": small(block=BlockConfig(activation="gelu_erf", norm_eps=1e-5)),
     "axial": small(pooling="mean", block=BlockConfig(axial=True)),
     "axial-map": small(pooling="map", block=BlockConfig(axial=True, layer_scale=0.1)),
-    "axial-2d-every-layer": placed("learned_2d", "every_layer", pooling="mean", block=BlockConfig(axial=True)),
-    "axial-without-positions": placed("none", pooling="mean", block=BlockConfig(axial=True)),
+    "axial-2d-every-layer": with_positions("learned_2d", "every_layer", pooling="mean", block=BlockConfig(axial=True)),
+    "axial-without-positions": with_positions("none", pooling="mean", block=BlockConfig(axial=True)),
     "pre-logits": small(head=HeadConfig(pre_logits=12, bias=-10.0)),
     "pre-logits-mean": small(pooling="mean", head=HeadConfig(pre_logits=12)),
     "norm-after-class-pooling": small(head=HeadConfig(norm="after_pooling")),
     "norm-after-mean-pooling": small(pooling="mean", head=HeadConfig(norm="after_pooling")),
     "norm-after-map-pooling": small(pooling="map", head=HeadConfig(norm="after_pooling")),
-    "headless": small(classes=0),
-    "headless-distilled": small(classes=0, tokens=TokenConfig(distillation=True)),
-    "grey": small(channels=1, patch_size=(4, 16)),
+    "headless": small(num_classes=0),
+    "headless-distilled": small(num_classes=0, tokens=TokenConfig(distillation=True)),
+    "gray": small(channels=1, patch_size=(4, 16)),
     "one-layer-one-head": small(depth=1, heads=1),
     "hybrid": small(patch_size=1, image_size=(32, 64), backbone=BackboneConfig(units=(1, 2), root_width=32)),
     "hybrid-of-the-root": small(patch_size=(2, 4), image_size=32, backbone=BackboneConfig(units=(), root_width=32)),
 }
-"""One small configuration for each thing a Vision Transformer can be, by name."""
+"""One small configuration for each variation of a Vision Transformer."""
 
 
-def shrunk(config: ModelConfig) -> ModelConfig:
-    """The same structure, two layers deep and narrow; every ResNet stage has one unit; the last map is 2×2 or more.
+def reduce_size(config: ModelConfig) -> ModelConfig:
+    """Return the same structure with two narrow layers and one unit per ResNet stage.
 
-    A map of one cell under a norm of 32 groups of one channel would be normalised away, and no gradient would pass.
+    The last feature map has at least 2×2 cells: a norm of one channel per group turns a single cell into 0.
     """
     if isinstance(config, BiTConfig):
-        return replace(config, units=(1,) * len(config.units), width_factor=1, image_size=64, classes=5)
+        return replace(config, units=(1,) * len(config.units), width_factor=1, image_size=64, num_classes=5)
     height, width = pair(config.patch_size)
     backbone = config.backbone
     if backbone is not None:
@@ -133,22 +143,22 @@ def shrunk(config: ModelConfig) -> ModelConfig:
         depth=2,
         heads=2,
         mlp_dim=24,
-        classes=5,
+        num_classes=5,
         head=replace(config.head, pre_logits=12 if config.head.pre_logits else None),
     )
 
 
-def shrunk_zoo() -> dict[str, ModelConfig]:
-    """Every zoo model cut down to size; those that become the same are one, named after all of them."""
+def reduced_zoo() -> dict[str, ModelConfig]:
+    """Return every zoo model in reduced size; models that become equal are one case, named after all of them."""
     names: dict[ModelConfig, list[str]] = {}
     for variant in VARIANTS:
-        names.setdefault(shrunk(variant.config), []).append(variant.name)
+        names.setdefault(reduce_size(variant.config), []).append(variant.name)
     return {" ".join(same): config for config, same in names.items()}
 
 
 @cache
-def without_numbers(config: ModelConfig) -> Model:
-    """The model of this configuration on the meta device, the same for everyone who asks."""
+def meta_model(config: ModelConfig) -> Model:
+    """Return the model on the meta device, cached."""
     return create(config, device="meta")
 
 
@@ -158,18 +168,18 @@ def _fresh(config: ModelConfig) -> Model:
 
 
 def fresh(config: ModelConfig) -> Model:
-    """A model as it starts, from a known seed. Under pytest building is slow (all is type-checked): it is done once."""
+    """Return a new model with a fixed seed. Building is slow under run-time type checks, so it is cached."""
     return deepcopy(_fresh(config))
 
 
 def images_for(config: ModelConfig, *, batch: int = 2, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Random images that a model of this configuration takes."""
+    """Return random images of the model's size."""
     return torch.randn(batch, config.channels, *pair(config.image_size), dtype=dtype)
 
 
 @torch.no_grad()
-def randomised(model: nn.Module, *, deviation: float = 0.3) -> nn.Module:
-    """The model in evaluation mode with every learned parameter moved, so that none is zero or one any more."""
+def randomized(model: nn.Module, *, deviation: float = 0.3) -> nn.Module:
+    """Add noise to every learned parameter, so that none is zero or one, and set evaluation mode."""
     for parameter in model.parameters():
         if parameter.requires_grad:
             parameter.add_(torch.randn_like(parameter), alpha=deviation)
@@ -177,16 +187,16 @@ def randomised(model: nn.Module, *, deviation: float = 0.3) -> nn.Module:
 
 
 def random_vit(config: ViTConfig, *, dtype: torch.dtype = torch.float32) -> ViT:
-    """A model of this configuration with random parameters everywhere, ready to run."""
-    model = randomised(fresh(config)).to(dtype)
+    """Return a model with random parameters in evaluation mode."""
+    model = randomized(fresh(config)).to(dtype)
     assert isinstance(model, ViT)
     return model
 
 
-def slow_attention(
+def reference_attention(
     tokens: Tensor, *, qkv: nn.Linear, proj: nn.Linear, heads: int, bias: Tensor | None = None
 ) -> Tensor:
-    """Appendix A with loops: for each image and head softmax(q kᵀ / √K + bias) v, side by side, then projected."""
+    """Compute appendix A with loops: softmax(q kᵀ / √K + bias) v for each image and head, then the projection."""
     queries, keys, values = qkv(tokens).chunk(3, dim=-1)
     share = tokens.shape[-1] // heads
     images = []

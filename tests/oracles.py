@@ -1,8 +1,8 @@
-"""Other people's libraries, imported for comparison; a test is skipped, with a reason, where one is absent.
+"""Imports of timm, transformers and torchvision for comparisons; a test is skipped if one is not available.
 
-A CUDA build of torchvision cannot load its operators next to a CPU build of torch, and then fails to import
-because two schemas that it expects are missing; timm and parts of transformers fail with it. None of the
-comparisons runs these operators, so declaring the schemas is enough.
+A CUDA build of torchvision cannot load its operators next to a CPU build of torch, and fails to import because two
+schemas are missing; timm and parts of transformers fail with it. The comparisons do not run these operators, so
+declaring the schemas is enough.
 """
 
 import importlib
@@ -17,7 +17,7 @@ import pytest
 import torch
 
 _SCHEMAS = {name: f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor" for name in ("nms", "qnms")}
-_kept_alive: list[torch.library.Library] = []  # a library's schemas go when it goes
+_libraries: list[torch.library.Library] = []  # schemas are removed with their library object
 
 
 def _import(name: str) -> ModuleType:
@@ -27,17 +27,17 @@ def _import(name: str) -> ModuleType:
 
 
 @cache
-def _mend_torchvision() -> None:
-    """Make a torchvision that is there but cannot find its operators importable; leave any other as it is."""
+def _fix_torchvision() -> None:
+    """Declare the missing schemas if torchvision is installed but cannot be imported."""
     if find_spec("torchvision") is None:
         return
     try:
         _import("torchvision")
-    except Exception:  # a broken wheel fails in many ways; whoever imports it next reports what remains
-        for half_imported in [name for name in sys.modules if name.partition(".")[0] == "torchvision"]:
-            del sys.modules[half_imported]
+    except Exception:  # a broken wheel fails in many ways; the next import reports what remains
+        for name in [name for name in sys.modules if name.partition(".")[0] == "torchvision"]:
+            del sys.modules[name]
         library = torch.library.Library("torchvision", "FRAGMENT")
-        _kept_alive.append(library)
+        _libraries.append(library)
         for name, schema in _SCHEMAS.items():
             if not hasattr(torch.ops.torchvision, name):
                 library.define(schema)
@@ -46,7 +46,7 @@ def _mend_torchvision() -> None:
 def _import_or_skip(name: str) -> Any:
     if find_spec(name) is None:
         pytest.skip(f"{name} is not installed")
-    _mend_torchvision()
+    _fix_torchvision()
     try:
         return _import(name)
     except Exception as error:

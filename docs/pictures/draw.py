@@ -31,8 +31,8 @@ def drawn_image(size: tuple[int, int]) -> Tensor:
     sun = ((x - 0.68) ** 2 + (y - 0.3) ** 2 < 0.012)[None]
     far = (y > 0.62 + 0.07 * torch.sin(7 * x))[None]
     near = (y > 0.78 + 0.06 * torch.cos(5 * x + 1))[None]
-    for shape, colour in ((sun, (1.0, 0.85, 0.3)), (far, (0.3, 0.5, 0.42)), (near, (0.14, 0.32, 0.2))):
-        image = torch.where(shape, torch.tensor(colour)[:, None, None], image)
+    for shape, color in ((sun, (1.0, 0.85, 0.3)), (far, (0.3, 0.5, 0.42)), (near, (0.14, 0.32, 0.2))):
+        image = torch.where(shape, torch.tensor(color)[:, None, None], image)
     return image
 
 
@@ -74,21 +74,21 @@ def arrow(left: float, right: float, y: float = MIDDLE) -> str:
     return f'<path d="M{left:g} {y:g}H{right - 2:g}" class="arrow" marker-end="url(#tip)"/>'
 
 
-def hexadecimal(colour: list[float]) -> str:
-    return "#" + "".join(f"{round(255 * channel):02x}" for channel in colour)
+def hexadecimal(color: list[float]) -> str:
+    return "#" + "".join(f"{round(255 * channel):02x}" for channel in color)
 
 
-def colours(image: Tensor, cells: int) -> list[list[str]]:
-    """The mean colours of cells × cells squares, row by row."""
+def colors(image: Tensor, cells: int) -> list[list[str]]:
+    """Return the mean colors of cells × cells squares, row by row."""
     means = functional.adaptive_avg_pool2d(image, cells).permute(1, 2, 0).tolist()
-    return [[hexadecimal(colour) for colour in row] for row in means]
+    return [[hexadecimal(color) for color in row] for row in means]
 
 
 # The five columns
 
 
 def caption(x: float, name: str, equation: str, shape: str, *, note: str) -> list[str]:
-    """What stands above and below a column: the method, its equation in the paper, and what comes out."""
+    """Draw the captions of a column: the method, its equation in the paper, and the shape of its output."""
     return [
         text(x, 48, name, style="method"),
         text(x, 69, note, style="quiet"),
@@ -98,50 +98,48 @@ def caption(x: float, name: str, equation: str, shape: str, *, note: str) -> lis
 
 
 def picture(image: Tensor, *, x: float, side: float) -> list[str]:
-    """The image, row by row in runs of one colour, and the lines along which it is cut."""
+    """Draw the image, row by row in runs of one color, and the grid of patches."""
     pixels, y = 112, MIDDLE - side / 2
     step = side / pixels
     parts = ['<g shape-rendering="crispEdges">']  # no seams between rows
-    for row, line in enumerate(colours(image, pixels)):
+    for row, line in enumerate(colors(image, pixels)):
         column = 0
-        for colour, run in groupby(line):
+        for color, run in groupby(line):
             length = len(list(run))
-            parts.append(rect(x + column * step, y + row * step, length * step, step, colour))
+            parts.append(rect(x + column * step, y + row * step, length * step, step, color))
             column += length
     cuts = [f"M{x + i * side / GRID:g} {y:g}v{side:g}M{x:g} {y + i * side / GRID:g}h{side:g}" for i in range(GRID + 1)]
     return [*parts, "</g>", f'<path d="{"".join(cuts)}" stroke="{CARD}" stroke-width="1.6" fill="none"/>']
 
 
-SHOWN = (0, 1, 2, None, 66, None, 135, None, 196)
-"""The tokens that are drawn, by their place in the sequence; None is a gap."""
+INDICES = (0, 1, 2, None, 66, None, 135, None, 196)
+"""Indices of the tokens that are drawn; None is a gap."""
 
 
-def tokens(patches: list[str], *, x: float, places: bool, fade: bool) -> list[str]:
-    """The sequence as bars: the class token, then patches in their colours."""
+def tokens(patches: list[str], *, x: float, positions: bool, fade: bool) -> list[str]:
+    """Draw the sequence as bars: the class token, then patches in their colors."""
     parts, pitch, length, height = [], 21.5, 92, 17
-    for line, place in enumerate(SHOWN):
-        y = MIDDLE + (line - (len(SHOWN) - 1) / 2) * pitch - height / 2
-        if place is None:
+    for line, index in enumerate(INDICES):
+        y = MIDDLE + (line - (len(INDICES) - 1) / 2) * pitch - height / 2
+        if index is None:
             parts.append(text(x + length / 2, y + 14, "⋮", style="gap"))
             continue
-        opacity = 0.28 if fade and place else 1
-        colour = CLASS if place == 0 else patches[place - 1]
-        parts.append(rect(x, y, length, height, CLASS_PALE if place == 0 else NORM, radius=4, opacity=opacity))
-        parts.append(rect(x, y, 26, height, colour, radius=4, opacity=opacity))
-        if place:
-            cells = ((cell, (place + 5 * cell * cell + cell) % 11 / 10) for cell in range(7))
+        opacity = 0.28 if fade and index else 1
+        color = CLASS if index == 0 else patches[index - 1]
+        parts.append(rect(x, y, length, height, CLASS_PALE if index == 0 else NORM, radius=4, opacity=opacity))
+        parts.append(rect(x, y, 26, height, color, radius=4, opacity=opacity))
+        if index:
+            cells = ((cell, (index + 5 * cell * cell + cell) % 11 / 10) for cell in range(7))
             parts += [
-                rect(
-                    x + 30 + cell * 8.6, y + 3.5, 6.6, 10, colour, radius=1, opacity=opacity * (0.15 + 0.55 * strength)
-                )
+                rect(x + 30 + cell * 8.6, y + 3.5, 6.6, 10, color, radius=1, opacity=opacity * (0.15 + 0.55 * strength))
                 for cell, strength in cells
             ]
-        if place == 0:
+        if index == 0:
             parts.append(text(x + 59, y + 13, "class", style="token"))
-        if places:
-            parts.append(text(x - 10, y + 13, str(place), style="place", anchor="end"))
+        if positions:
+            parts.append(text(x - 10, y + 13, str(index), style="index", anchor="end"))
     if fade:
-        y = MIDDLE - (len(SHOWN) - 1) / 2 * pitch - height / 2
+        y = MIDDLE - (len(INDICES) - 1) / 2 * pitch - height / 2
         parts.append(
             f'<rect x="{x - 3:g}" y="{y - 3:g}" width="{length + 6:g}" height="{height + 6:g}" rx="6" fill="none" '
             f'stroke="{CLASS}" stroke-width="2"/>'
@@ -203,9 +201,9 @@ text {{ font-family: {SANS}; fill: {INK}; font-size: 14px }}
 .method {{ font-family: {MONO}; font-weight: 700; font-size: 20px }}
 .quiet {{ fill: {QUIET} }}
 .equation {{ font-size: 15px; font-style: italic }}
-.shape, .place, .code {{ font-family: {MONO}; fill: {QUIET} }}
+.shape, .index, .code {{ font-family: {MONO}; fill: {QUIET} }}
 .code {{ font-size: 15px; fill: {INK} }}
-.place {{ font-size: 13px }}
+.index {{ font-size: 13px }}
 .sub {{ font-size: 11px }}
 .token {{ fill: {CLASS}; font-weight: 600; font-size: 13px }}
 .gap {{ fill: {QUIET}; font-size: 18px; font-weight: 700 }}
@@ -218,7 +216,7 @@ text {{ font-family: {SANS}; fill: {INK}; font-size: 14px }}
 def draw() -> str:
     """The whole picture as SVG text."""
     image = drawn_image((224, 224))
-    patches = [colour for row in colours(image, GRID) for colour in row]
+    patches = [color for row in colors(image, GRID) for color in row]
     parts = [
         rect(1, 1, WIDTH - 2, HEIGHT - 2, CARD, radius=16, stroke=LINE),
         *caption(125, "images", "x", "B × 3 × 224 × 224", note="cut into 14 × 14 patches"),
@@ -231,19 +229,19 @@ def draw() -> str:
             "B × 197 × 768",
             note="equation 1",
         ),
-        *tokens(patches, x=302, places=True, fade=False),
+        *tokens(patches, x=302, positions=True, fade=False),
         arrow(404, 440),
         *caption(558, "encode", f"z{sub('0')} → z{sub('L')}", "B × 197 × 768", note="equations 2 and 3, 12 blocks"),
         *encoder(x=450),
         arrow(674, 708),
         *caption(770, "pool", f"y = LN(z{sub('L')}{sup('0')})", "B × 768", note="equation 4"),
-        *tokens(patches, x=722, places=False, fade=True),
+        *tokens(patches, x=722, positions=False, fade=True),
         arrow(826, 860),
         *caption(916, "head", "logits", "B × 1000", note="one linear layer"),
         *bars(x=872),
         '<path d="M558 346v28" class="kept"/>',
         *heat(x=542, y=380, side=33),
-        text(590, 393, "keep=Keep(attention=[-1])", style="code", anchor="start"),
+        text(590, 393, "capture=Capture(attention=[-1])", style="code", anchor="start"),
         text(590, 413, "any layer you choose: B × 12 × 197 × 197", style="quiet", anchor="start"),
         text(30, 393, "model(images)", style="code", anchor="start"),
         text(30, 413, "runs all four; each can be called alone", style="quiet", anchor="start"),

@@ -1,36 +1,87 @@
-"""vitkit: the Vision Transformer of "An Image is Worth 16x16 Words", whole and exact.
+"""Vision Transformers of "An Image is Worth 16x16 Words": train, evaluate, inspect, convert and serve.
 
 >>> import vitkit
->>> model = vitkit.create("B/16", classes=10, device="meta")
->>> vitkit.models("L/*")
+>>> model = vitkit.create("B/16", num_classes=10, device="meta")
+>>> vitkit.list_models("L/*")
 ['L/16', 'L/32']
 """
 
-from importlib import import_module
 from typing import TYPE_CHECKING
 
+from vitkit.core.lazy import lazy_attributes
+
 if TYPE_CHECKING:
-    from vitkit.checkpoints.ready import load, save
-    from vitkit.predict.predictor import Predictor
-    from vitkit.zoo.lookup import create, models
+    from vitkit.core.errors import VitkitError, VitkitWarning
+    from vitkit.core.version import __version__
+    from vitkit.data.preprocessing import Preprocessing
+    from vitkit.inference.predictor import Predictor
+    from vitkit.model.config import BiTConfig, ViTConfig
+    from vitkit.model.encoder import Capture
+    from vitkit.model.resnet import BiT
+    from vitkit.model.vit import ViT
+    from vitkit.training.callbacks import Callback
+    from vitkit.training.config import RunConfig
+    from vitkit.weights.load import load, save
+    from vitkit.zoo.registry import create, list_models
 
-__all__ = ["Predictor", "create", "load", "models", "save"]
+__all__ = [
+    "BiT",
+    "BiTConfig",
+    "Callback",
+    "Capture",
+    "Predictor",
+    "Preprocessing",
+    "RunConfig",
+    "ViT",
+    "ViTConfig",
+    "VitkitError",
+    "VitkitWarning",
+    "__version__",
+    "create",
+    "list_models",
+    "load",
+    "save",
+]
 
-# Importing vitkit imports no torch: a name is fetched when it is first used.
+# `import vitkit` imports no torch: each name is imported from its home when it is first used.
 _HOMES = {
-    "Predictor": "vitkit.predict.predictor",
-    "create": "vitkit.zoo.lookup",
-    "load": "vitkit.checkpoints.ready",
-    "models": "vitkit.zoo.lookup",
-    "save": "vitkit.checkpoints.ready",
+    "BiT": "vitkit.model.resnet",
+    "BiTConfig": "vitkit.model.config",
+    "Callback": "vitkit.training.callbacks",
+    "Capture": "vitkit.model.encoder",
+    "Predictor": "vitkit.inference.predictor",
+    "Preprocessing": "vitkit.data.preprocessing",
+    "RunConfig": "vitkit.training.config",
+    "ViT": "vitkit.model.vit",
+    "ViTConfig": "vitkit.model.config",
+    "VitkitError": "vitkit.core.errors",
+    "VitkitWarning": "vitkit.core.errors",
+    "__version__": "vitkit.core.version",
+    "create": "vitkit.zoo.registry",
+    "list_models": "vitkit.zoo.registry",
+    "load": "vitkit.weights.load",
+    "save": "vitkit.weights.load",
 }
 
+_HINTS = {
+    "AutoModel": "vitkit.load(source)",
+    "Trainer": "vitkit.train(data), or vitkit.create(name) in a loop of your own",
+    "VisionTransformer": "vitkit.ViT",
+    "bench": "vitkit.benchmark(model)",
+    "create_model": "vitkit.create(name)",
+    "download": "vitkit.load('hub:owner/name')",
+    "eval": "vitkit.evaluate(model, data)",
+    "fine_tune": "vitkit.finetune(model, data)",
+    "fit": "vitkit.train(data)",
+    "from_pretrained": "vitkit.load(source)",
+    "load_model": "vitkit.load(source)",
+    "models": "vitkit.list_models()",
+    "pipeline": "vitkit.Predictor(model)",
+    "recipes": "vitkit.list_recipes()",
+    "save_model": "vitkit.save(model, path)",
+    "save_pretrained": "vitkit.save(model, path)",
+    "vit_base_patch16_224": "vitkit.create('vit_base_patch16_224')",
+}
+"""Names that users of other libraries try."""
 
-def __getattr__(name: str) -> object:
-    if name not in _HOMES:
-        raise AttributeError(f"module vitkit has no attribute {name}")
-    return getattr(import_module(_HOMES[name]), name)
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+__getattr__, __dir__ = lazy_attributes(globals(), _HOMES, hints=_HINTS)

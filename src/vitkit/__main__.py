@@ -1,4 +1,4 @@
-"""`python -m vitkit` is the command `vitkit`; torchrun starts it so."""
+"""`python -m vitkit`, as torchrun starts it."""
 
 import sys
 

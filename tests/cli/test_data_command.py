@@ -1,9 +1,7 @@
-"""`vitkit data check`: what scripts rely on, and what a person sees."""
+"""`vitkit data check`: JSON keys and printed summary."""
 
 import json
-import sys
 from pathlib import Path
-from types import ModuleType
 
 import numpy as np
 import pytest
@@ -12,37 +10,6 @@ from PIL import Image
 
 from vitkit.cli.data import command
 from vitkit.core.errors import DataError
-from vitkit.data.source import Content, DataSet, Source
-
-
-class Files(Source):
-    """Images in a folder a class."""
-
-    kind = "class folders"
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.files = sorted(path for path in folder.rglob("*") if path.is_file())
-        self.classes = tuple(sorted({path.parent.name for path in self.files}))
-        self.labels = np.array([self.classes.index(path.parent.name) for path in self.files], dtype=np.int64)
-
-    def name(self, index: int) -> str:
-        return self.files[index].relative_to(self.folder).as_posix()
-
-    def content(self, index: int) -> Content:
-        return self.files[index].read_bytes()
-
-
-@pytest.fixture(autouse=True)
-def _a_simple_way_to_open_data(monkeypatch):
-    def open_data(place: str | Path, *, kind: str | None = None) -> DataSet:
-        if not Path(place).is_dir():
-            raise DataError(f"{place}: no such folder")
-        return DataSet(str(place), {kind or "all": Files(Path(place))})
-
-    module = ModuleType("vitkit.data.sources.detect")
-    module.open_data = open_data  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, module.__name__, module)
 
 
 @pytest.fixture
@@ -51,8 +18,8 @@ def photos(tmp_path: Path) -> Path:
     for number in range(12):
         path = folder / ("cat" if number < 7 else "dog") / f"{number}.png"
         path.parent.mkdir(parents=True, exist_ok=True)
-        colours = np.random.default_rng(number).integers(0, 256, (30, 40, 3), dtype=np.uint8)
-        Image.fromarray(colours).save(path)
+        colors = np.random.default_rng(number).integers(0, 256, (30, 40, 3), dtype=np.uint8)
+        Image.fromarray(colors).save(path)
     return folder
 
 
@@ -60,20 +27,20 @@ def check(*arguments: str | Path) -> Result:
     return CliRunner().invoke(command, ["check", *map(str, arguments)], catch_exceptions=True)
 
 
-def found(*arguments: str | Path) -> dict[str, object]:
+def check_json(*arguments: str | Path) -> dict[str, object]:
     result = check(*arguments, "--json")
     assert result.exit_code == 0, result.output
     return json.loads(result.stdout)
 
 
-def test_json_has_the_keys_that_scripts_rely_on(photos):
-    assert found(photos) == {
-        "place": str(photos),
-        "kind": "class folders",
+def test_json_keys_are_stable(photos):
+    assert check_json(photos) == {
+        "path": str(photos),
+        "layout": "class folders",
         "classes": ["cat", "dog"],
         "counts": {"cat": 7, "dog": 5},
         "images": 12,
-        "unlabelled": 0,
+        "unlabeled": 0,
         "splits": {"all": {"images": 12, "counts": {"cat": 7, "dog": 5}}},
         "bad": [],
         "sizes": {
@@ -88,10 +55,10 @@ def test_json_has_the_keys_that_scripts_rely_on(photos):
 
 
 @pytest.mark.parametrize("workers", ["0", "2"])
-def test_bad_files_are_reported_and_are_no_failure(photos, workers):
+def test_bad_files_are_reported_without_failure(photos, workers):
     (photos / "cat" / "bad.png").write_bytes(b"")
     (photos / "dog" / "copy.png").write_bytes((photos / "cat" / "0.png").read_bytes())
-    data = found(photos, "--workers", workers)
+    data = check_json(photos, "--workers", workers)
     assert data["bad"] == [{"file": "cat/bad.png", "reason": "the file is empty", "split": "all"}]
     assert data["duplicates"] == [
         {
@@ -99,18 +66,18 @@ def test_bad_files_are_reported_and_are_no_failure(photos, workers):
                 {"file": "cat/0.png", "split": "all", "class": "cat"},
                 {"file": "dog/copy.png", "split": "all", "class": "dog"},
             ],
-            "leak": False,
-            "conflict": True,
+            "across_splits": False,
+            "conflicting_labels": True,
         }
     ]
     text = check(photos, "--workers", workers)
     assert text.exit_code == 0
     assert "Bad files: 1" in text.stdout
     assert "the file is empty" in text.stdout
-    assert "given different labels" in text.stdout
+    assert "labeled differently" in text.stdout
 
 
-def test_a_person_sees_classes_sizes_and_how_to_see_more(photos):
+def test_summary_shows_classes_and_sizes(photos):
     result = check(photos)
     assert result.exit_code == 0
     for text in (
@@ -120,44 +87,44 @@ def test_a_person_sees_classes_sizes_and_how_to_see_more(photos):
         "PNG RGB (12)",
         "cat",
         "dog",
-        "Nothing to",
+        "No problems found",
     ):
         assert text in result.stdout
     assert "--contact-sheet FILE.png" in result.stdout
     assert sorted(path.name for path in photos.iterdir()) == ["cat", "dog"]
 
 
-def test_long_lists_are_cut_for_a_person_and_whole_for_a_script(photos):
+def test_long_lists_are_shortened_except_in_json(photos):
     for number in range(30):
         (photos / "cat" / f"bad-{number:02}.png").write_bytes(b"")
     text = check(photos).stdout
     assert "bad-19.png" in text
     assert "bad-20.png" not in text
     assert "and 10 more" in text
-    assert len(found(photos)["bad"]) == 30
+    assert len(check_json(photos)["bad"]) == 30
 
 
-def test_a_contact_sheet_is_written_where_it_is_asked_for(photos, tmp_path):
+def test_contact_sheet_is_written(photos, tmp_path):
     sheet = tmp_path / "sheet.png"
-    assert found(photos, "--contact-sheet", sheet)["contact_sheet"] == str(sheet)
+    assert check_json(photos, "--contact-sheet", sheet)["contact_sheet"] == str(sheet)
     with Image.open(sheet) as image:
         assert image.format == "PNG"
 
 
-def test_a_name_cannot_steer_the_terminal(photos):
+def test_control_characters_are_escaped(photos):
     (photos / "cat" / "\x1b[31mred.png").write_bytes(b"")
     text = check(photos).stdout
     assert "\x1b" not in text
     assert "\\x1b[31mred.png" in text
 
 
-def test_the_kind_and_the_channels_are_passed_on(photos):
-    data = found(photos, "--kind", "train", "--channels", "4")
-    assert list(data["splits"]) == ["train"]
+def test_layout_and_channels_are_used(photos):
+    data = check_json(photos, "--layout", "unlabeled", "--channels", "4")
+    assert (data["layout"], data["unlabeled"]) == ("images without labels", 12)
     assert len(data["bad"]) == 12
 
 
-def test_a_place_that_cannot_be_read_fails(tmp_path):
+def test_missing_path_fails(tmp_path):
     result = check(tmp_path / "nowhere")
     assert result.exit_code == 1
     assert isinstance(result.exception, DataError)

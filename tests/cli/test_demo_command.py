@@ -1,4 +1,4 @@
-"""`vitkit demo`: the whole way on built-in images, in a few steps of everything."""
+"""`vitkit demo` with a few steps per run."""
 
 import json
 from pathlib import Path
@@ -15,7 +15,7 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-def test_the_demo_leaves_three_finished_runs_and_a_report_that_compares_them(demo: Path) -> None:
+def test_demo_finishes_three_runs_and_compares_them(demo: Path) -> None:
     for run in ("from-scratch", "fractals", "fractals-then-digits"):
         assert (demo / run / "model.safetensors").is_file()
         assert (demo / run / "summary.json").is_file()
@@ -23,9 +23,7 @@ def test_the_demo_leaves_three_finished_runs_and_a_report_that_compares_them(dem
     assert "from-scratch" in page
 
 
-def test_the_demo_again_changes_nothing_and_prints_its_figures_as_json(
-    demo: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_finished_demo_prints_json_and_changes_nothing(demo: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = {path: path.stat().st_mtime_ns for path in demo.rglob("*") if path.is_file()}
     assert main(["demo", "--quick", "--out", str(demo), "--json"]) == 0
     figures = json.loads(capsys.readouterr().out)
@@ -34,7 +32,7 @@ def test_the_demo_again_changes_nothing_and_prints_its_figures_as_json(
     assert before == {path: path.stat().st_mtime_ns for path in demo.rglob("*") if path.is_file()}
 
 
-def test_fine_tuning_in_the_demo_is_at_a_higher_resolution(demo: Path) -> None:
+def test_fine_tuning_has_a_higher_resolution(demo: Path) -> None:
     sizes = [
         json.loads((demo / run / "config.json").read_bytes())["vitkit"]["model"]["image_size"]
         for run in ("fractals", "fractals-then-digits")
@@ -42,8 +40,6 @@ def test_fine_tuning_in_the_demo_is_at_a_higher_resolution(demo: Path) -> None:
     assert sizes == [16, 24]
 
 
-def test_the_demo_ends_by_saying_what_to_do_with_ones_own_folder(
-    demo: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_demo_prints_next_steps(demo: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["demo", "--quick", "--out", str(demo)]) == 0
     assert "vitkit train FOLDER --out runs/mine" in capsys.readouterr().out

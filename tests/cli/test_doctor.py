@@ -1,4 +1,4 @@
-"""What doctor reports: true on this machine, stable for scripts, and unharmed by broken libraries."""
+"""`vitkit doctor`: facts about this machine, stable JSON keys, and broken libraries."""
 
 import json
 import os
@@ -9,9 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from vitkit.cli import doctor, hardware
+from vitkit.cli import doctor
 from vitkit.cli.main import main
-from vitkit.engine import choose
+from vitkit.core import environment
+from vitkit.inference import machine, select
+from vitkit.inference.machine import ExtraInfo, LibraryInfo, MachineReport
 
 KEYS = {
     *("versions", "executable", "platform", "cpu", "memory", "environment"),
@@ -20,38 +22,38 @@ KEYS = {
 
 
 @pytest.fixture(scope="module")
-def report() -> doctor.Report:
-    return doctor.examine()
+def report() -> MachineReport:
+    return machine.doctor()
 
 
 @pytest.fixture
-def prepared(monkeypatch: pytest.MonkeyPatch, report: doctor.Report) -> doctor.Report:
-    """Let the command print the report of this module rather than examine the machine again."""
-    monkeypatch.setattr(doctor, "examine", lambda: report)
+def command_report(monkeypatch: pytest.MonkeyPatch, report: MachineReport) -> MachineReport:
+    """Let the command print the report of this module instead of examining the machine again."""
+    monkeypatch.setattr(machine, "doctor", lambda: report)
     return report
 
 
-def put_torchvision(folder: Path, monkeypatch: pytest.MonkeyPatch, *, source: str) -> None:
-    """Let this process and those it starts find a torchvision with this source."""
-    package = folder / "torchvision"
+def install_torchvision(directory: Path, monkeypatch: pytest.MonkeyPatch, *, source: str) -> None:
+    """Make this process and its children import a torchvision with this source."""
+    package = directory / "torchvision"
     package.mkdir()
     (package / "__init__.py").write_text(source)
     monkeypatch.delitem(sys.modules, "torchvision", raising=False)
-    monkeypatch.syspath_prepend(folder)
-    monkeypatch.setenv("PYTHONPATH", str(folder))
+    monkeypatch.syspath_prepend(directory)
+    monkeypatch.setenv("PYTHONPATH", str(directory))
 
 
-def test_json_is_one_object_with_the_promised_keys(prepared: doctor.Report, capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_has_the_documented_keys(command_report: MachineReport, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor", "--json"]) == 0
     captured = capsys.readouterr()
-    found = json.loads(captured.out)
-    assert found.keys() >= KEYS
-    assert found["cpu"].keys() >= {"name", "architecture", "cores", "usable_cores", "instruction_sets", "bf16_native"}
-    assert found["torch"].keys() >= {"threads", "cpu_capability", "bf16_slowdown", "devices"}
+    result = json.loads(captured.out)
+    assert result.keys() >= KEYS
+    assert result["cpu"].keys() >= {"name", "architecture", "cores", "usable_cores", "instruction_sets", "bf16_native"}
+    assert result["torch"].keys() >= {"threads", "cpu_capability", "bf16_slowdown", "devices"}
     assert captured.err == ""
 
 
-def test_the_report_is_true_here(report: doctor.Report) -> None:
+def test_report_is_true_on_this_machine(report: MachineReport) -> None:
     assert report.versions["python"] == sys.version.split()[0]
     assert report.versions["vitkit"]
     assert report.versions["torch"]
@@ -63,17 +65,17 @@ def test_the_report_is_true_here(report: doctor.Report) -> None:
     assert report.torch_error is None
 
 
-def test_measuring_leaves_the_threads_of_torch_alone(report: doctor.Report) -> None:
+def test_measuring_restores_the_threads_of_torch(report: MachineReport) -> None:
     import torch  # noqa: PLC0415
 
     before = torch.get_num_threads()
-    doctor.read_torch(report.cpu, report.memory)
+    machine.read_torch(report.cpu, report.memory)
     assert torch.get_num_threads() == before
 
 
 @pytest.mark.parametrize("columns", [60, 100])
 def test_text_fits_the_terminal(
-    columns: int, prepared: doctor.Report, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    columns: int, command_report: MachineReport, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("COLUMNS", str(columns))
     assert main(["doctor"]) == 0
@@ -89,40 +91,40 @@ def test_help_of_doctor_does_not_import_torch() -> None:
     subprocess.run([sys.executable, "-c", program], check=True, capture_output=True)
 
 
-def test_a_broken_torchvision_is_reported_and_not_needed(
+def test_broken_torchvision_is_reported(
     tmp_path: Path,
-    report: doctor.Report,
+    report: MachineReport,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    put_torchvision(tmp_path, monkeypatch, source="raise RuntimeError('operator \\x1b[31mnms does not exist')")
-    torchvision = doctor.try_import("torchvision")
+    install_torchvision(tmp_path, monkeypatch, source="raise RuntimeError('operator \\x1b[31mnms does not exist')")
+    torchvision = machine.try_import("torchvision")
     assert torchvision.state == "broken"
     assert torchvision.reason == "RuntimeError: operator \x1b[31mnms does not exist"
     doctor.print_report(replace(report, torchvision=torchvision))
-    shown = capsys.readouterr().out
-    assert "broken; vitkit does not need it" in shown
-    assert r"\x1b[31mnms" in shown
-    assert "\x1b" not in shown
+    output = capsys.readouterr().out
+    assert "broken; vitkit does not need it" in output
+    assert r"\x1b[31mnms" in output
+    assert "\x1b" not in output
 
 
-def test_a_torchvision_that_ends_the_process_is_broken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    put_torchvision(tmp_path, monkeypatch, source="import os; os._exit(3)")
-    assert doctor.try_import("torchvision").reason == "exit code 3"
+def test_crashing_torchvision_is_broken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    install_torchvision(tmp_path, monkeypatch, source="import os; os._exit(3)")
+    assert machine.try_import("torchvision").reason == "exit code 3"
 
 
-def test_a_working_torchvision_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    put_torchvision(tmp_path, monkeypatch, source="")
-    torchvision = doctor.try_import("torchvision")
+def test_working_torchvision_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    install_torchvision(tmp_path, monkeypatch, source="")
+    torchvision = machine.try_import("torchvision")
     assert (torchvision.state, torchvision.reason) == ("works", None)
 
 
-def test_an_absent_torchvision_is_absent(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_absent_torchvision_is_absent(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torchvision", None)
-    assert doctor.try_import("torchvision") == doctor.Library(state="absent", version=None)
+    assert machine.try_import("torchvision") == LibraryInfo(state="absent", version=None)
 
 
-def test_a_broken_torch_is_reported(tmp_path: Path) -> None:
+def test_broken_torch_is_reported(tmp_path: Path) -> None:
     (tmp_path / "torch.py").write_text("raise OSError('libcudart.so.13: cannot open shared object file')")
     run = subprocess.run(
         [sys.executable, "-m", "vitkit", "doctor", "--json"],
@@ -131,18 +133,18 @@ def test_a_broken_torch_is_reported(tmp_path: Path) -> None:
         text=True,
         check=True,
     )
-    found = json.loads(run.stdout)
-    assert found["torch"] is None
-    assert found["torch_error"] == "OSError: libcudart.so.13: cannot open shared object file"
-    assert "torch" in found["advice"]
+    result = json.loads(run.stdout)
+    assert result["torch"] is None
+    assert result["torch_error"] == "OSError: libcudart.so.13: cannot open shared object file"
+    assert "torch" in result["advice"]
 
 
-def test_an_engine_that_cannot_be_asked_after_is_not_a_broken_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_broken_engine_is_not_a_broken_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail() -> str:
-        raise RuntimeError("no such thing")
+        raise RuntimeError("no such file")
 
-    monkeypatch.setattr(choose, "describe_native", fail)
-    assert doctor.read_native() == "broken: RuntimeError: no such thing"
+    monkeypatch.setattr(select, "describe_native_engine", fail)
+    assert machine.read_native_engine() == "broken: RuntimeError: no such file"
 
 
 @pytest.mark.parametrize(
@@ -154,57 +156,58 @@ def test_an_engine_that_cannot_be_asked_after_is_not_a_broken_torch(monkeypatch:
         ("prometheus-client>=0.20 ; extra == 'serve'", ("prometheus-client", "serve")),
     ],
 )
-def test_requirements_are_read_from_metadata(line: str, parsed: tuple[str, str | None]) -> None:
-    assert doctor.parse_requirement(line) == parsed
+def test_requirements_are_parsed(line: str, parsed: tuple[str, str | None]) -> None:
+    assert machine.parse_requirement(line) == parsed
 
 
-def test_extras_tell_what_is_missing_and_how_to_get_it() -> None:
+def test_extras_list_missing_packages_and_the_command() -> None:
     requirements = [("numpy", None), ("numpy", "first"), ("numpy", "second"), ("no-such-package", "second")]
-    assert doctor.read_extras(requirements) == {
-        "first": doctor.Extra(installed=["numpy"], missing=[], install=None),
-        "second": doctor.Extra(
-            installed=["numpy"], missing=["no-such-package"], install="pip install 'vitkit[second]'"
-        ),
+    assert machine.read_extras(requirements) == {
+        "first": ExtraInfo(installed=["numpy"], missing=[], install=None),
+        "second": ExtraInfo(installed=["numpy"], missing=["no-such-package"], install="pip install 'vitkit[second]'"),
     }
 
 
-def test_the_install_line_survives_printing(
-    report: doctor.Report, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_install_command_is_printed_in_one_line(
+    report: MachineReport, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("COLUMNS", "60")
-    extras = doctor.read_extras([("no-such-package", "serve"), ("another-missing-package", "serve")])
+    extras = machine.read_extras([("no-such-package", "serve"), ("another-missing-package", "serve")])
     doctor.print_report(replace(report, extras=extras))
     assert "pip install 'vitkit[serve]'" in [line.strip() for line in capsys.readouterr().out.splitlines()]
 
 
-def test_instruction_sets_are_read_on_every_system() -> None:
-    assert hardware.parse_cpuinfo("processor\t: 0\nmodel name\t: Xeon: X\nflags\t\t: fma AVX2\n") == (
+def test_cpuinfo_of_x86_and_arm_is_parsed() -> None:
+    assert environment.parse_cpuinfo("processor\t: 0\nmodel name\t: Xeon: X\nflags\t\t: fma AVX2\n") == (
         "Xeon: X",
         {"fma", "avx2"},
     )
-    assert hardware.parse_cpuinfo("Features : asimd bf16\nModel : Raspberry Pi 5") == (
+    assert environment.parse_cpuinfo("Features : asimd bf16\nModel : Raspberry Pi 5") == (
         "Raspberry Pi 5",
         {"asimd", "bf16"},
     )
-    assert hardware.parse_cpuinfo("") == ("", set())
-    assert hardware.parse_sysctl("hw.optional.arm.FEAT_BF16: 1\nhw.optional.AdvSIMD: 1\nhw.optional.avx2_0: 0") == {
-        "bf16",
-        "advsimd",
-    }
+    assert environment.parse_cpuinfo("") == ("", set())
+
+
+def test_instruction_sets_of_torch_are_included(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(environment, "_read", lambda path: "")
+    cpu = environment.read_cpu({"cpu_name": "Apple M4", "bf16": True, "sve": False, "num_sockets": 1})
+    assert (cpu.name, cpu.instruction_sets, cpu.bf16_native) == ("Apple M4", ["bf16"], True)
+    assert environment.read_cpu().bf16_native is None
 
 
 @pytest.mark.parametrize(
-    ("slowdown", "words"), [(5.62, "bf16 is 5.6× slower than fp32"), (0.5, "bf16 is 2.0× faster"), (1.0, None)]
+    ("slowdown", "text"), [(5.62, "bf16 is 5.6× slower than fp32"), (0.5, "bf16 is 2.0× faster"), (1.0, None)]
 )
-def test_advice_on_bf16_is_what_was_measured(slowdown: float, words: str | None, report: doctor.Report) -> None:
+def test_bf16_advice_follows_the_measurement(slowdown: float, text: str | None, report: MachineReport) -> None:
     assert report.torch is not None
-    advice = doctor.advise({}, report.cpu, replace(report.torch, bf16_slowdown=slowdown)).get("bf16")
-    assert advice is None if words is None else words in (advice or "")
+    advice = machine.advise({}, report.cpu, replace(report.torch, bf16_slowdown=slowdown)).get("bf16")
+    assert advice is None if text is None else text in (advice or "")
 
 
-def test_advice_names_missing_packages_and_crowded_cores(report: doctor.Report) -> None:
+def test_advice_on_missing_packages_and_threads(report: MachineReport) -> None:
     assert report.torch is not None
     cpu = replace(report.cpu, usable_cores=2)
-    advice = doctor.advise({"rich": None}, cpu, replace(report.torch, threads=64))
+    advice = machine.advise({"rich": None}, cpu, replace(report.torch, threads=64))
     assert "rich" in advice["packages"]
     assert "OMP_NUM_THREADS=2" in advice["threads"]

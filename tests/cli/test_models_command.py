@@ -1,11 +1,11 @@
-"""`vitkit models`: what scripts rely on, and what a person sees."""
+"""`vitkit models`: JSON keys and tables."""
 
 import json
 
 import pytest
 
 from vitkit.cli.main import main
-from vitkit.zoo.published import PUBLISHED
+from vitkit.zoo.pretrained import PRETRAINED
 from vitkit.zoo.variants import VARIANTS
 
 KEYS = {"name", "kind", "layers", "width", "heads", "patch", "image_size", "tokens", "parameters", "gflops"}
@@ -16,13 +16,13 @@ def rows(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[dict[str, 
     return json.loads(capsys.readouterr().out)
 
 
-def test_every_variant_is_listed_with_the_keys_that_scripts_rely_on(capsys):
+def test_json_lists_every_variant_with_stable_keys(capsys):
     listed = rows(capsys)
     assert [row["name"] for row in listed] == [variant.name for variant in VARIANTS]
     assert all(set(row) >= KEYS for row in listed)
 
 
-def test_a_row_has_the_papers_sizes(capsys):
+def test_json_row_of_large_model(capsys):
     (row,) = rows(capsys, "L/16")
     assert {key: row[key] for key in KEYS - {"gflops"}} == {
         "name": "L/16",
@@ -38,7 +38,7 @@ def test_a_row_has_the_papers_sizes(capsys):
     assert row["gflops"] == pytest.approx(123.1, abs=0.05)
 
 
-def test_a_resnet_counts_its_layers_as_its_name_does_and_has_no_tokens(capsys):
+def test_resnet_layers_match_its_name(capsys):
     listed = {row["name"]: row for row in rows(capsys, "BiT-*")}
     assert {name: row["layers"] for name, row in listed.items()} == {
         "BiT-R50x1": 50,
@@ -61,59 +61,59 @@ def test_a_resnet_counts_its_layers_as_its_name_does_and_has_no_tokens(capsys):
         ("axial*", ["Axial-B/16", "Axial-B/32"]),
     ],
 )
-def test_a_pattern_finds_names_and_aliases_in_any_case(capsys, pattern, names):
+def test_pattern_matches_names_and_aliases(capsys, pattern, names):
     assert [row["name"] for row in rows(capsys, pattern)] == names
 
 
-def test_the_table_shows_every_name_on_a_line_of_its_own(capsys):
+def test_table_has_one_line_per_model(capsys):
     assert main(["models"]) == 0
     lines = capsys.readouterr().out.splitlines()
     for variant in VARIANTS:
         assert sum(line.split()[:1] == [variant.name] for line in lines) == 1
 
 
-def test_a_pattern_without_a_match_fails_and_suggests(capsys):
+def test_pattern_without_match_suggests_a_name(capsys):
     assert main(["models", "B/61"]) == 1
     output = capsys.readouterr()
     assert output.out == ""
-    assert output.err.splitlines() == ["error: no model fits B/61", "hint: did you mean B/16?"]
+    assert output.err.splitlines() == ["error: no model matches B/61", "hint: did you mean B/16?"]
 
 
-# Published weights
+# Pretrained weights
 
-PUBLISHED_KEYS = {"source", "model", "format", "image_size", "classes", "origin", "preprocessing", "top1"}
-
-
-def test_all_published_weights_are_listed_with_the_keys_that_scripts_rely_on(capsys):
-    listed = rows(capsys, "--published")
-    assert [row["source"] for row in listed] == [row.source for row in PUBLISHED]
-    assert all(set(row) >= PUBLISHED_KEYS for row in listed)
+WEIGHTS_KEYS = {"source", "model", "format", "image_size", "num_classes", "origin", "preprocessing", "top1"}
 
 
-def test_a_row_of_published_weights_says_how_to_feed_them_and_what_they_score(capsys):
-    (row,) = rows(capsys, "--published", "vit_l_16-852*")
-    assert (row["model"], row["format"], row["image_size"], row["classes"]) == ("L/16", "torchvision", 224, 1000)
+def test_json_lists_all_pretrained_weights(capsys):
+    listed = rows(capsys, "--pretrained")
+    assert [row["source"] for row in listed] == [row.source for row in PRETRAINED]
+    assert all(set(row) >= WEIGHTS_KEYS for row in listed)
+
+
+def test_json_row_has_preprocessing_and_score(capsys):
+    (row,) = rows(capsys, "--pretrained", "vit_l_16-852*")
+    assert (row["model"], row["format"], row["image_size"], row["num_classes"]) == ("L/16", "torchvision", 224, 1000)
     assert row["top1"] == pytest.approx(0.79662)
-    assert row["preprocessing"]["filter"] == "bilinear"
+    assert row["preprocessing"]["interpolation"] == "bilinear"
 
 
-def test_weights_of_a_model_that_has_no_name_are_listed_by_its_sizes(capsys):
-    (row,) = rows(capsys, "--published", "facebook/dinov2-small")
+def test_unnamed_model_is_listed_by_dimensions(capsys):
+    (row,) = rows(capsys, "--pretrained", "facebook/dinov2-small")
     assert (row["model"], row["top1"]) == ("ViT 384 wide, 12 deep, patches of 14", None)
 
 
-def test_the_table_of_published_weights_shows_every_source_whole(capsys):
-    assert main(["models", "--published"]) == 0
+def test_weights_table_shows_sources_unwrapped(capsys):
+    assert main(["models", "--pretrained"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    for row in PUBLISHED:
+    for row in PRETRAINED:
         assert sum(line.split()[-1:] == [row.source] for line in lines) == 1
 
 
-def test_a_pattern_without_published_weights_fails_and_suggests(capsys):
-    assert main(["models", "--published", "google/vit-base-patch16-225"]) == 1
+def test_pattern_without_weights_suggests_a_source(capsys):
+    assert main(["models", "--pretrained", "google/vit-base-patch16-225"]) == 1
     output = capsys.readouterr()
     assert output.out == ""
     assert output.err.splitlines() == [
-        "error: no published weights fit google/vit-base-patch16-225",
+        "error: no pretrained weights match google/vit-base-patch16-225",
         "hint: did you mean google/vit-base-patch16-224?",
     ]

@@ -1,4 +1,4 @@
-"""`vitkit train`: from a folder of images to a model, stopped, gone on with, done, and never done twice."""
+"""`vitkit train`: results, resume, JSON, settings."""
 
 import json
 import os
@@ -9,13 +9,12 @@ from pathlib import Path
 import pytest
 from cli.tiny_runs import Shell, assigned, photos, tree
 
-from vitkit.cli.assignments import full
-from vitkit.cli.train import resolve
-from vitkit.cli.watching import Shown
+from vitkit.cli.progress import RichProgress
 from vitkit.core.config import load_toml
-from vitkit.recipes.table import find
-from vitkit.train.config import RunConfig
-from vitkit.train.watch import Pulse
+from vitkit.recipes.registry import find_recipe
+from vitkit.recipes.train import expand_keys, resolve_train_config
+from vitkit.training.callbacks import StepMetrics
+from vitkit.training.config import RunConfig
 
 
 @pytest.fixture
@@ -26,148 +25,147 @@ def shell(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytes
 
 
 def stop_at(step: int, monkeypatch: pytest.MonkeyPatch, *, by: signal.Signals = signal.SIGTERM) -> None:
-    """Send a real signal when a step is done."""
-    show = Shown.pulse
+    """Send a signal to this process after a step."""
+    show = RichProgress.on_step
 
-    def pulse(self: Shown, pulse: Pulse) -> None:
-        show(self, pulse)
-        if pulse.step == step:
+    def on_step(self: RichProgress, metrics: StepMetrics) -> None:
+        show(self, metrics)
+        if metrics.step == step:
             os.kill(os.getpid(), by)
 
-    monkeypatch.setattr(Shown, "pulse", pulse)
+    monkeypatch.setattr(RichProgress, "on_step", on_step)
 
 
-def test_two_commands_lead_from_a_folder_to_a_judged_model(shell):
+def test_train_and_eval_a_folder(shell):
     trained = shell.train("photos", "run")
     assert trained.code == 0
-    assert trained.out.startswith("Done\n")
+    assert trained.out.startswith("Finished\n")
     assert "vitkit eval run OTHER-FOLDER" in trained.out
-    assert "class folders: 2 classes, 36 to learn from, 4 to validate on" in trained.talk
-    judged = shell("eval", "run", "photos", "--workers", "0")
-    assert judged.code == 0
-    assert "On 4 images (val)" in judged.out
+    assert "class folders: 2 classes, images: 36 train, 4 val" in trained.stderr
+    evaluated = shell("eval", "run", "photos", "--workers", "0")
+    assert evaluated.code == 0
+    assert "4 images (val)" in evaluated.out
     names = {"config.toml", "metrics.jsonl", "checkpoints", "model.safetensors", "config.json", "bad_files.csv"}
     names |= {"preprocessor_config.json", "labels.json", "checksums.json", "report.html", "summary.json"}
     assert names <= {path.name for path in Path("run").iterdir()}
 
 
-def test_a_finished_run_is_not_changed_by_running_it_again(shell):
+def test_finished_run_is_not_changed(shell):
     shell.train("photos", "run")
     before = tree(Path("run"))
     again = shell.train("photos", "run")
     assert again.code == 0
-    assert again.out.startswith("Already done, nothing was changed\n")
+    assert again.out.startswith("Already finished, nothing was changed\n")
     assert tree(Path("run")) == before
 
 
 @pytest.mark.parametrize("by", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_saves_and_the_same_command_goes_on_to_the_same_bits(shell, monkeypatch, by):
+def test_stopped_run_resumes_bit_for_bit(shell, monkeypatch, by):
     with monkeypatch.context() as patched:
         stop_at(2, patched, by=by)
         stopped = shell.train("photos", "run")
     assert stopped.code == 75
     assert stopped.out == ""
     assert stopped.errors == []
-    assert stopped.talk.endswith(f"stopped by {by.name}; run the same command again to go on\n")
+    assert stopped.stderr.endswith(f"stopped by {by.name}; run the same command again to resume\n")
     assert not Path("run/model.safetensors").exists()
     resumed = shell.train("photos", "run")
     assert resumed.code == 0
-    assert "going on from step" in resumed.talk
+    assert "resuming from step" in resumed.stderr
     assert shell.train("photos", "never-stopped").code == 0
     for name in ("model.safetensors", "metrics.jsonl"):
         assert Path("run", name).read_bytes() == Path("never-stopped", name).read_bytes()
 
 
-def test_a_signal_while_images_are_checked_is_obeyed_as_well(shell, monkeypatch):
+def test_signal_while_checking_images_stops(shell, monkeypatch):
     with monkeypatch.context() as patched:
-        patched.setattr(Shown, "advance", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
+        patched.setattr(RichProgress, "on_progress", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
         stopped = shell.train("photos", "run")
     assert stopped.code == 75
-    assert "step 1" not in stopped.talk
+    assert "step 1" not in stopped.stderr
     assert shell.train("photos", "run").code == 0
 
 
-def test_json_is_all_that_stdout_holds(shell):
-    said = shell.train("photos", "run", "--json")
-    assert said.json["classes"] == 2
-    assert said.json["images"] == {"train": 36, "val": 4}
-    assert said.json["judged_on"] == "val"
-    assert {"top1", "top5", "count", "ece", "per_class", "intervals"} <= said.json["result"].keys()
-    assert {"exaflops", "images_per_second", "utilisation", "parameters"} <= said.json["ledger"].keys()
-    assert json.loads(Path("run/summary.json").read_bytes()) == said.json
-    assert shell.train("photos", "run", "--json").json == said.json
+def test_json_is_the_only_output_on_stdout(shell):
+    result = shell.train("photos", "run", "--json")
+    assert result.json["classes"] == 2
+    assert result.json["images"] == {"train": 36, "val": 4}
+    assert result.json["evaluated_on"] == "val"
+    assert {"top1", "top5", "count", "ece", "per_class", "intervals"} <= result.json["result"].keys()
+    assert {"exaflops", "images_per_second", "utilization", "parameters"} <= result.json["compute"].keys()
+    assert json.loads(Path("run/summary.json").read_bytes()) == result.json
+    assert shell.train("photos", "run", "--json").json == result.json
 
 
-def test_bad_files_are_left_out_and_listed(shell):
+def test_bad_files_are_excluded_and_listed(shell):
     Path("photos/cat/\x1b[31mred.png").write_bytes(b"no image")
-    said = shell.train("photos", "run", "--json")
-    assert said.json["bad_files"] == 1
-    assert said.json["images"] == {"train": 36, "val": 4}
-    assert "1 of 41 images cannot be read" in said.talk
-    assert "\x1b" not in said.talk
+    result = shell.train("photos", "run", "--json")
+    assert result.json["bad_files"] == 1
+    assert result.json["images"] == {"train": 36, "val": 4}
+    assert "1 of 41 images are unreadable" in result.stderr
+    assert "\x1b" not in result.stderr
     assert Path("run/bad_files.csv").read_text(encoding="utf-8").startswith('file,reason\ncat/\x1b[31mred.png,"not a')
 
 
-def test_a_place_may_be_a_file_as_well(shell):
+def test_data_may_be_a_csv_file(shell):
     lines = [f"{path.as_posix()},{path.parent.name}" for path in sorted(Path("photos").rglob("*.png"))]
     Path("list.csv").write_text("\n".join(["file_name,label", *lines]) + "\n", encoding="utf-8")
     assert shell.train("list.csv", "run").code == 0
     assert tomllib.loads(Path("run/config.toml").read_text(encoding="utf-8"))["data"]["path"] == "list.csv"
 
 
-def test_tensorboard_gets_the_curves_before_and_after_a_stop(shell, monkeypatch):
+def test_tensorboard_has_curves_of_a_resumed_run(shell, monkeypatch):
     events = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     with monkeypatch.context() as patched:
         stop_at(2, patched)
-        assert shell.train("photos", "run", keep__tensorboard="true").code == 75
-    assert shell.train("photos", "run", keep__tensorboard="true").code == 0
+        assert shell.train("photos", "run", logging__tensorboard="true").code == 75
+    assert shell.train("photos", "run", logging__tensorboard="true").code == 0
     curves = events.EventAccumulator("run/tensorboard").Reload()
     assert {"loss/train", "lr/train", "top1/val", "loss/val"} <= set(curves.Tags()["scalars"])
     assert [event.step for event in curves.Scalars("loss/train")] == [1, 2, 3, 4]
     assert [event.step for event in curves.Scalars("loss/val")] == [2, 4]
 
 
-# What the words on the command line stand for
-
-
-def test_short_forms_stand_for_full_keys(shell):
-    config = resolve("digits", ("data=photos", "epochs=3", "lr=0.5", "batch_size=7", "image_size=32", "channels=3"))
+def test_short_keys_are_expanded(shell):
+    config = resolve_train_config(
+        "digits", ("data=photos", "epochs=3", "lr=0.5", "batch_size=7", "image_size=32", "channels=3")
+    )
     assert (config.data.path, config.data.channels) == ("photos", 3)
     assert (config.schedule.epochs, config.schedule.lr, config.schedule.batch_size) == (3.0, 0.5, 7)
     assert config.model.image_size == 32
 
 
-def test_steps_take_the_place_of_a_recipes_epochs_and_the_other_way_round():
-    assert resolve("digits", ("steps=5",)).schedule.epochs is None
-    assert resolve("folder", ("epochs=5",)).schedule.steps is None
-    assert full(["epochs=2", "steps=3"]) == ["schedule.epochs=2", "schedule.steps=3"]
+def test_steps_and_epochs_replace_each_other():
+    assert resolve_train_config("digits", ("steps=5",)).schedule.epochs is None
+    assert resolve_train_config("folder", ("epochs=5",)).schedule.steps is None
+    assert expand_keys(["epochs=2", "steps=3"]) == ["schedule.epochs=2", "schedule.steps=3"]
 
 
-def test_a_recipe_comes_before_a_folder_of_its_name(shell):
+def test_recipe_takes_precedence_over_directory(shell):
     photos(Path("digits"), each=1)
-    assert resolve("digits", ()) == find("digits").make()
-    assert resolve("./digits", ()).data.path == "./digits"
-    assert resolve("Digits", ()) == find("digits").make()
+    assert resolve_train_config("digits", ()) == find_recipe("digits").make()
+    assert resolve_train_config("./digits", ()).data.path == "./digits"
+    assert resolve_train_config("Digits", ()) == find_recipe("digits").make()
 
 
-def test_naming_another_model_means_its_shape_too():
-    config = resolve("folder", ("model=B/16",)).model
+def test_another_model_drops_architecture_settings():
+    config = resolve_train_config("folder", ("model=B/16",)).model
     assert (config.name, config.patch_size, config.settings) == ("B/16", None, ())
-    own = resolve("folder", ("model=B/16", 'model.settings=["depth=1"]', "model.patch_size=8")).model
+    own = resolve_train_config("folder", ("model=B/16", 'model.settings=["depth=1"]', "model.patch_size=8")).model
     assert (own.patch_size, own.settings) == (8, ("depth=1",))
-    kept = resolve("imagenet-b16", ("model=L/16",)).model
-    assert [each for each in kept.settings if each.startswith("dropout")]  # not a matter of shape
+    remaining = resolve_train_config("imagenet-b16", ("model=L/16",)).model
+    assert [each for each in remaining.settings if each.startswith("dropout")]  # not a setting of the architecture
 
 
-def test_a_file_says_what_differs_from_a_recipe(shell):
+def test_file_overrides_its_base_recipe(shell):
     text = 'base = "folder"\nseed = 3\n[schedule]\nlr = 0.25\n[data]\npath = "photos"\n'
     Path("my.toml").write_text(text, encoding="utf-8")
-    config = resolve("my.toml", ("lr=0.5",))
+    config = resolve_train_config("my.toml", ("lr=0.5",))
     assert (config.seed, config.schedule.lr, config.data.path) == (3, 0.5, "photos")
-    assert config.augment == find("folder").make().augment
+    assert config.augment == find_recipe("folder").make().augment
 
 
-def test_the_resolved_settings_can_be_fed_back(shell):
+def test_resolved_config_can_be_trained_again(shell):
     shell.train("photos", "run")
     again = shell("train", "run/config.toml", "--out", "again")
     assert again.code == 0
@@ -175,5 +173,9 @@ def test_the_resolved_settings_can_be_fed_back(shell):
     assert Path("run/model.safetensors").read_bytes() == Path("again/model.safetensors").read_bytes()
 
 
-def test_assignments_of_the_tests_replace_the_usual_ones():
-    assert assigned({"lr": 1, "steps": 2}, {"lr": 3, "steps": None, "keep__last": 4}) == ["lr=3", "keep.last=4"]
+def test_test_settings_replace_defaults():
+    changes = {"lr": 3, "steps": None, "checkpoint__last": 9}
+    assert assigned({"lr": 1, "steps": 2}, changes) == [
+        "lr=3",
+        "checkpoint.last=9",
+    ]

@@ -1,4 +1,4 @@
-"""Made photos, the smallest of runs, and vitkit's command line as a user meets it."""
+"""Generated photos, tiny runs, and the command line run in this process."""
 
 import hashlib
 import json
@@ -22,27 +22,27 @@ LENGTH: Mapping[str, object] = {
     "steps": 4,
     "batch_size": 8,
     "workers": 0,
-    "keep.evaluate_every": 2,
-    "keep.log_every": 1,
+    "evaluation.every": 2,
+    "logging.log_every": 1,
 }
 TINY = SHAPE | LENGTH
-"""A run that takes a fraction of a second; a later assignment of the same key takes the earlier one's place."""
+"""Settings of a run that takes a fraction of a second; later assignments of a key override earlier ones."""
 
 
-class Said(NamedTuple):
-    """What a command answered."""
+class CommandResult(NamedTuple):
+    """Exit code and output of a command."""
 
     code: int
     out: str
-    talk: str
+    stderr: str
 
     @property
     def errors(self) -> list[str]:
-        return [line for line in self.talk.splitlines() if line.startswith("error:")]
+        return [line for line in self.stderr.splitlines() if line.startswith("error:")]
 
     @property
     def hints(self) -> list[str]:
-        return [line for line in self.talk.splitlines() if line.startswith("hint:")]
+        return [line for line in self.stderr.splitlines() if line.startswith("hint:")]
 
     @property
     def json(self) -> Any:
@@ -50,32 +50,32 @@ class Said(NamedTuple):
 
 
 class Shell:
-    """Runs commands in this process, and hands back what they say."""
+    """Runs commands in this process and returns their results."""
 
     def __init__(self, capture: pytest.CaptureFixture[str]) -> None:
         self.capture = capture
 
-    def __call__(self, *arguments: object) -> Said:
+    def __call__(self, *arguments: object) -> CommandResult:
         self.capture.readouterr()
         code = main([str(argument) for argument in arguments])
-        out, talk = self.capture.readouterr()
-        return Said(code, out, talk)
+        out, stderr = self.capture.readouterr()
+        return CommandResult(code, out, stderr)
 
-    def train(self, recipe: object, out: object, *options: str, **settings: object) -> Said:
+    def train(self, recipe: object, out: object, *options: str, **settings: object) -> CommandResult:
         return self("train", recipe, "--out", out, *options, *assigned(TINY, settings))
 
-    def finetune(self, weights: object, data: object, out: object, *options: str, **settings: object) -> Said:
+    def finetune(self, weights: object, data: object, out: object, *options: str, **settings: object) -> CommandResult:
         return self("finetune", weights, data, "--out", out, *options, *assigned(LENGTH, settings))
 
 
-def assigned(usual: Mapping[str, object], settings: Mapping[str, object]) -> list[str]:
-    """Assignments; `section__key` stands for section.key, and None leaves a usual one out."""
-    chosen = dict(usual) | {key.replace("__", "."): value for key, value in settings.items()}
+def assigned(defaults: Mapping[str, object], settings: Mapping[str, object]) -> list[str]:
+    """Return assignments; `section__key` stands for section.key, and None removes a default."""
+    chosen = dict(defaults) | {key.replace("__", "."): value for key, value in settings.items()}
     return [f"{key}={value}" for key, value in chosen.items() if value is not None]
 
 
 def photos(folder: Path, classes: Sequence[str] = ("cat", "dog"), *, each: int = 20, side: int = 20) -> Path:
-    """A folder of photos a class, each class of a colour of its own."""
+    """Write a directory of photos per class, each class with its own color."""
     for number, name in enumerate(classes):
         (folder / name).mkdir(parents=True)
         for index in range(each):
@@ -86,7 +86,7 @@ def photos(folder: Path, classes: Sequence[str] = ("cat", "dog"), *, each: int =
 
 
 def tree(folder: Path) -> dict[str, str]:
-    """What is in a folder: the checksum of every file, and all folders."""
+    """Return the checksum of every file of a directory, and all subdirectories."""
     return {
         path.relative_to(folder).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
         if path.is_file()

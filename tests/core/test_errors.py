@@ -1,3 +1,5 @@
+"""Error messages and suggestions."""
+
 import pytest
 
 from vitkit.core.errors import ConfigError, InputError, UnknownNameError, VitkitError, did_you_mean
@@ -12,25 +14,26 @@ from vitkit.core.errors import ConfigError, InputError, UnknownNameError, Vitkit
         (12, False, "the sizes do not fit (expected 12, got False)"),
     ],
 )
-def test_an_error_reads_as_what_was_expected_and_what_came(expected: object, got: object, text: str) -> None:
+def test_error_text_has_expected_and_actual_values(expected: object, got: object, text: str) -> None:
     error = VitkitError("the sizes do not fit", expected=expected, got=got)
     assert str(error) == text
     assert error.args == (text,)
 
 
-def test_the_hint_is_kept_apart_from_the_message() -> None:
+def test_hint_is_the_second_line_of_the_text() -> None:
     error = VitkitError("the sizes do not fit", hint="pass --image-size 224")
     assert error.hint == "pass --image-size 224"
-    assert "pass" not in str(error)
+    assert error.summary == "the sizes do not fit"
+    assert str(error) == "the sizes do not fit\nhint: pass --image-size 224"
 
 
 @pytest.mark.parametrize("kind", [ConfigError, InputError, UnknownNameError])
-def test_every_kind_of_error_is_caught_as_one(kind: type[VitkitError]) -> None:
+def test_every_error_is_a_vitkit_error(kind: type[VitkitError]) -> None:
     with pytest.raises(VitkitError, match="too small"):
         raise kind("too small")
 
 
-def test_no_error_is_a_value_error_that_other_libraries_would_wrap() -> None:
+def test_errors_are_no_value_errors() -> None:
     assert not issubclass(VitkitError, ValueError | TypeError | AssertionError)
 
 
@@ -44,9 +47,9 @@ def test_no_error_is_a_value_error_that_other_libraries_would_wrap() -> None:
         ("", None),
     ],
 )
-def test_the_nearest_name_is_suggested_whatever_its_case(name: str, hint: str | None) -> None:
+def test_suggestion_ignores_case(name: str, hint: str | None) -> None:
     assert did_you_mean(name, ["B/16", "L/16"]) == hint
 
 
-def test_nothing_is_suggested_where_nothing_is_known() -> None:
+def test_no_suggestion_without_candidates() -> None:
     assert did_you_mean("B/16", []) is None

@@ -1,4 +1,4 @@
-"""One small data set goes in, a folder of it in any of the layouts that vitkit reads comes out."""
+"""Small datasets in every layout that vitkit reads."""
 
 import gzip
 import io
@@ -33,10 +33,10 @@ class Sample:
 
 
 def samples() -> list[Sample]:
-    """24 different pictures of 32 × 32, of three classes in turn; red = green = blue, because IDX holds only grey."""
+    """24 different pictures of 32 × 32, of three classes in turn; red = green = blue, because IDX holds only gray."""
     rng = np.random.default_rng(2020)
-    grey = rng.integers(0, 256, size=(len(CLASSES) * EACH, 32, 32, 1), dtype=np.uint8)
-    return [Sample(np.repeat(grey[i], 3, axis=2), i % len(CLASSES)) for i in range(len(grey))]
+    gray = rng.integers(0, 256, size=(len(CLASSES) * EACH, 32, 32, 1), dtype=np.uint8)
+    return [Sample(np.repeat(gray[i], 3, axis=2), i % len(CLASSES)) for i in range(len(gray))]
 
 
 def write(path: Path, content: bytes | str) -> Path:
@@ -269,4 +269,4 @@ LAYOUTS: dict[str, tuple[Callable[[Path], Path], str]] = {
     "ImageNet tars": (imagenet_tars, "imagenet"),
     "ImageNet folders": (imagenet_folders, "imagenet"),
 }
-"""Each layout: what writes it and returns the place to open, and the kind it must be seen to be."""
+"""Each layout: what writes it and returns the place to open, and the layout it must be seen to be."""

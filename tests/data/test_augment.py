@@ -1,4 +1,4 @@
-"""One training example of a picture: where it is cut, what is done to its colours, and that it repeats."""
+"""Augmentation of single images: crops, colors, erasing and determinism."""
 
 import math
 
@@ -11,8 +11,9 @@ from PIL import Image
 
 from vitkit.core.config import apply_overrides, from_mapping
 from vitkit.core.errors import ConfigError, InputError, UnknownNameError
-from vitkit.data.augment import AugmentConfig, augreg, check_augment, inception_crop, train_pixels
-from vitkit.data.transforms import Preprocessing, preprocessing
+from vitkit.data.augment import augment_image, inception_crop
+from vitkit.data.config import AugmentConfig, augreg_config, check_augment
+from vitkit.data.preprocessing import Preprocessing, get_preprocessing
 
 STILL = AugmentConfig(crop="none", flip=False)
 SMALL = Preprocessing(image_size=32)
@@ -32,19 +33,19 @@ def example(
     how: Preprocessing = SMALL,
     seed: int = 0,
 ) -> NDArray[np.uint8]:
-    return train_pixels(picture, preprocessing=how, augment=augment, rng=np.random.default_rng(seed))
+    return augment_image(picture, preprocessing=how, augment=augment, rng=np.random.default_rng(seed))
 
 
-EVERYTHING = AugmentConfig(randaugment_layers=2, randaugment_magnitude=15, colour_jitter=0.4, erasing=0.5)
+EVERYTHING = AugmentConfig(randaugment_layers=2, randaugment_magnitude=15, color_jitter=0.4, erasing=0.5)
 
 
 @pytest.mark.parametrize("crop", ["inception", "pad", "none"])
 @pytest.mark.parametrize("origin", ["paper", "deit", "timm_augreg"])
 @pytest.mark.parametrize("channels", [1, 3, 5])
-def test_same_random_numbers_give_the_same_bytes(crop: str, origin: str, channels: int) -> None:
-    colours = {} if channels == 5 else {"randaugment_layers": 2, "randaugment_magnitude": 15, "colour_jitter": 0.4}
-    augment = from_mapping(AugmentConfig, {"crop": crop, "erasing": 0.5, **colours})
-    how = preprocessing(origin, image_size=(24, 32), channels=channels)
+def test_augmentation_is_deterministic(crop: str, origin: str, channels: int) -> None:
+    colors = {} if channels == 5 else {"randaugment_layers": 2, "randaugment_magnitude": 15, "color_jitter": 0.4}
+    augment = from_mapping(AugmentConfig, {"crop": crop, "erasing": 0.5, **colors})
+    how = get_preprocessing(origin, image_size=(24, 32), channels=channels)
     picture = noise(channels=channels)
     for seed in range(5):
         one, two = (example(picture, augment, how=how, seed=seed) for _ in range(2))
@@ -56,7 +57,7 @@ def test_same_random_numbers_give_the_same_bytes(crop: str, origin: str, channel
     assert not np.array_equal(example(picture, augment, how=how, seed=1), example(picture, augment, how=how, seed=2))
 
 
-def test_picture_is_not_changed() -> None:
+def test_input_is_not_modified() -> None:
     picture = noise(32, 32)
     assert isinstance(picture, Image.Image)
     before = picture.tobytes()
@@ -67,12 +68,12 @@ def test_picture_is_not_changed() -> None:
 
 
 @pytest.mark.parametrize("origin", ["deit", "timm_augreg", "bit"])
-def test_without_augmentation_training_sees_what_evaluation_sees(origin: str) -> None:
-    how = preprocessing(origin, image_size=32)
-    np.testing.assert_array_equal(example(noise(), STILL, how=how), np.rint(how.pixels(noise())))
+def test_no_augmentation_equals_evaluation(origin: str) -> None:
+    how = get_preprocessing(origin, image_size=32)
+    np.testing.assert_array_equal(example(noise(), STILL, how=how), np.rint(how.to_pixels(noise())))
 
 
-def test_flip_happens_half_of_the_time() -> None:
+def test_half_of_the_images_are_flipped() -> None:
     picture = noise(32, 32)
     straight = np.moveaxis(np.asarray(picture), 2, 0)
     flips = 0
@@ -92,9 +93,7 @@ def test_flip_happens_half_of_the_time() -> None:
     span=st.floats(0.0, 1.0),
     seed=st.integers(0, 999),
 )
-def test_inception_crop_keeps_area_and_aspect_or_is_everything(
-    sides: tuple[int, int], least: float, span: float, seed: int
-) -> None:
+def test_inception_crop_keeps_area_and_aspect(sides: tuple[int, int], least: float, span: float, seed: int) -> None:
     area = (least, least + span * (1 - least))
     box = inception_crop(sides, area=area, aspect=(3 / 4, 4 / 3), rng=np.random.default_rng(seed))
     left, top, right, bottom = box
@@ -107,7 +106,7 @@ def test_inception_crop_keeps_area_and_aspect_or_is_everything(
     assert 3 / 4 * height - 0.5 <= width <= 4 / 3 * height + 0.5  # the width is rounded
 
 
-def test_inception_crops_cover_the_picture_and_the_ranges_evenly() -> None:
+def test_inception_crops_are_uniform() -> None:
     rng = np.random.default_rng(0)
     boxes = np.array(
         [inception_crop((300, 400), area=(0.05, 1.0), aspect=(3 / 4, 4 / 3), rng=rng) for _ in range(4000)]
@@ -123,22 +122,22 @@ def test_inception_crops_cover_the_picture_and_the_ranges_evenly() -> None:
 
 
 @pytest.mark.parametrize("sides", [(2, 3000), (3000, 2)])
-def test_strip_without_a_part_of_that_shape_is_taken_whole(sides: tuple[int, int]) -> None:
+def test_inception_crop_of_a_strip_is_the_whole_image(sides: tuple[int, int]) -> None:
     box = inception_crop(sides, area=(0.05, 1.0), aspect=(3 / 4, 4 / 3), rng=np.random.default_rng(0))
     assert box == (0, 0, sides[1], sides[0])
     assert example(noise(*sides), AugmentConfig()).shape == (3, 32, 32)
 
 
 @pytest.mark.parametrize("sides", [(1, 1), (1, 2), (2, 1), (3, 3)])
-def test_picture_of_a_few_pixels_is_enlarged(sides: tuple[int, int]) -> None:
+def test_tiny_image_is_enlarged(sides: tuple[int, int]) -> None:
     for seed in range(10):
         assert example(noise(*sides), AugmentConfig(), seed=seed).shape == (3, 32, 32)
 
 
 @pytest.mark.parametrize("channels", [3, 4])
-def test_padded_crop_moves_the_whole_over_black(channels: int) -> None:
+def test_pad_crop_shifts_over_black(channels: int) -> None:
     picture = noise(32, 32, channels)
-    how = Preprocessing(image_size=32, channels=channels, mean=(0.5,), deviation=(0.5,))
+    how = Preprocessing(image_size=32, channels=channels, mean=(0.5,), std=(0.5,))
     padded = np.pad(np.moveaxis(np.asarray(picture), 2, 0), ((0, 0), (4, 4), (4, 4)))
     windows = {padded[:, y : y + 32, x : x + 32].tobytes() for y in range(9) for x in range(9)}
     augment = AugmentConfig(crop="pad", flip=False)
@@ -146,27 +145,27 @@ def test_padded_crop_moves_the_whole_over_black(channels: int) -> None:
     assert found == windows  # a window is missed by 1000 draws of 81 with a probability of 3 in 10 000
 
 
-def test_papers_crop_is_not_antialiased() -> None:
-    # A chequerboard of single pixels stays black and white where it is sampled, and turns grey where it is averaged.
+def test_paper_crop_is_not_antialiased() -> None:
+    # A chequerboard of single pixels stays black and white where it is sampled, and turns gray where it is averaged.
     board = Image.fromarray((np.indices((320, 320)).sum(axis=0) % 2 * 255).astype(np.uint8)).convert("RGB")
     augment = AugmentConfig(crop_area=(1.0, 1.0), crop_aspect=(1.0, 1.0), flip=False)
-    plain = example(board, augment, how=preprocessing("paper", image_size=64))
-    smooth = example(board, augment, how=preprocessing("torchvision", image_size=64))
+    plain = example(board, augment, how=get_preprocessing("paper", image_size=64))
+    smooth = example(board, augment, how=get_preprocessing("torchvision", image_size=64))
     assert plain.std() > 60
     assert smooth.std() < 20
 
 
-# Colours and erasing
+# Colors and erasing
 
 
-def test_colour_jitter_of_grey_keeps_it_grey() -> None:
-    grey = Image.new("RGB", (32, 32), (100, 100, 100))
-    levels = {tuple(np.unique(example(grey, AugmentConfig(colour_jitter=0.4), seed=seed))) for seed in range(50)}
+def test_color_jitter_keeps_gray_images_gray() -> None:
+    gray = Image.new("RGB", (32, 32), (100, 100, 100))
+    levels = {tuple(np.unique(example(gray, AugmentConfig(color_jitter=0.4), seed=seed))) for seed in range(50)}
     assert all(len(level) == 1 and 55 <= level[0] <= 145 for level in levels)
     assert len(levels) > 10
 
 
-def test_erasing_puts_a_box_of_noise() -> None:
+def test_erasing_inserts_a_box_of_noise() -> None:
     black = Image.new("RGB", (64, 64))
     augment = AugmentConfig(crop="none", flip=False, erasing=1.0)
     for seed in range(50):
@@ -177,31 +176,31 @@ def test_erasing_puts_a_box_of_noise() -> None:
         assert erased.sum() == height * width or erased.sum() > 0.99 * height * width  # noise has a few zeros
 
 
-def test_erasing_happens_as_often_as_asked() -> None:
+def test_erasing_has_its_probability() -> None:
     black = Image.new("L", (16, 16))
-    how = Preprocessing(image_size=16, channels=1, mean=(0.5,), deviation=(0.5,))
+    how = Preprocessing(image_size=16, channels=1, mean=(0.5,), std=(0.5,))
     augment = AugmentConfig(crop="none", erasing=0.25)
     erased = sum(example(black, augment, how=how, seed=seed).any() for seed in range(400))
     assert 65 <= erased <= 135  # of 400 draws at a quarter: four standard deviations either side
 
 
-@pytest.mark.parametrize("name", ["colour_jitter=0.4", "randaugment_layers=2"])
-def test_colours_of_other_channels_are_refused(name: str) -> None:
+@pytest.mark.parametrize("name", ["color_jitter=0.4", "randaugment_layers=2"])
+def test_color_operations_reject_other_channels(name: str) -> None:
     augment = apply_overrides(AugmentConfig(), [name])
     for channels in (1, 3):
         check_augment(augment, channels=channels)
-    with pytest.raises(ConfigError, match="grey or RGB"):
+    with pytest.raises(ConfigError, match="gray or RGB"):
         check_augment(augment, channels=4)
-    how = Preprocessing(image_size=32, channels=4, mean=(0.5,), deviation=(0.5,))
-    with pytest.raises(ConfigError, match="grey or RGB"):
+    how = Preprocessing(image_size=32, channels=4, mean=(0.5,), std=(0.5,))
+    with pytest.raises(ConfigError, match="gray or RGB"):
         example(noise(channels=4), augment, how=how)
 
 
-def test_everything_else_takes_any_channels() -> None:
+def test_other_operations_accept_any_channels() -> None:
     check_augment(AugmentConfig(erasing=0.5, mixup=0.2, cutmix=1.0, crop="pad"), channels=12)
 
 
-def test_picture_with_other_channels_is_refused() -> None:
+def test_wrong_number_of_channels_is_rejected() -> None:
     with pytest.raises(InputError, match="expected 3, got 1"):
         example(Image.new("L", (8, 8)), AugmentConfig())
 
@@ -220,13 +219,13 @@ def test_picture_with_other_channels_is_refused() -> None:
         ({"pad": -1}, "pad cannot be negative"),
         ({"randaugment_layers": -1}, "randaugment_layers cannot be negative"),
         ({"randaugment_magnitude": 31}, "magnitude"),
-        ({"colour_jitter": -0.1}, "colour_jitter cannot be negative"),
+        ({"color_jitter": -0.1}, "color_jitter cannot be negative"),
         ({"erasing": 1.5}, "erasing is not a probability"),
         ({"mixup": -0.2}, "mixup cannot be negative"),
         ({"cutmix": math.nan}, "cutmix cannot be negative"),
     ],
 )
-def test_impossible_augmentation_is_refused(wrong: dict[str, object], message: str) -> None:
+def test_invalid_augmentation_is_rejected(wrong: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         from_mapping(AugmentConfig, wrong)
 
@@ -243,13 +242,13 @@ def test_impossible_augmentation_is_refused(wrong: dict[str, object], message: s
         ("strong2", 0.8, (2, 20)),
     ],
 )
-def test_augreg_level_is_the_papers(level: str, mixup: float, randaugment: tuple[int, int]) -> None:
-    found = augreg(level)
+def test_augreg_levels_equal_the_paper(level: str, mixup: float, randaugment: tuple[int, int]) -> None:
+    found = augreg_config(level)
     assert (found.mixup, (found.randaugment_layers, found.randaugment_magnitude)) == (mixup, randaugment)
     assert (found.crop, found.crop_area, found.flip) == ("inception", (0.05, 1.0), True)
 
 
-def test_unknown_level_names_the_nearest() -> None:
+def test_unknown_level_suggests_the_nearest() -> None:
     with pytest.raises(UnknownNameError) as caught:
-        augreg("medium3")
+        augreg_config("medium3")
     assert caught.value.hint in ("did you mean medium1?", "did you mean medium2?")

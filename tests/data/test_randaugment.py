@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from vitkit.core.errors import ConfigError
-from vitkit.data.randaugment import OPERATIONS, randaugment
+from vitkit.data.augment import OPERATIONS, randaugment
 
 NEUTRAL = {
     "Rotate": [0],
@@ -45,19 +45,19 @@ def test_operation_at_its_neutral_magnitude_is_the_identity(name: str, magnitude
 
 @pytest.mark.parametrize("name", sorted(set(OPERATIONS) - {"AutoContrast"}))
 @pytest.mark.parametrize("magnitude", [2, 8])
-def test_operation_elsewhere_changes_the_picture(name: str, magnitude: int) -> None:
+def test_operation_changes_the_image(name: str, magnitude: int) -> None:
     picture = noise("RGB", size=(60, 80))
     assert not np.array_equal(applied(name, picture, magnitude), np.asarray(picture))
 
 
-def test_there_are_googles_sixteen_operations() -> None:
+def test_operations_are_googles_sixteen() -> None:
     assert len(OPERATIONS) == 16
 
 
 @pytest.mark.parametrize("mode", ["L", "RGB"])
 @pytest.mark.parametrize("name", sorted(OPERATIONS))
 @given(magnitude=st.integers(0, 30), size=st.tuples(st.integers(1, 20), st.integers(1, 20)), seed=st.integers(0, 99))
-def test_operation_keeps_mode_and_size_and_its_input(
+def test_operation_keeps_mode_size_and_input(
     name: str, mode: str, magnitude: int, size: tuple[int, int], seed: int
 ) -> None:
     picture = noise(mode, size=size, seed=seed)
@@ -73,7 +73,7 @@ def test_invert_twice_is_the_identity() -> None:
     np.testing.assert_array_equal(applied("Invert", twice, 0), np.asarray(picture))
 
 
-def test_solarize_at_zero_inverts_all_and_at_five_the_upper_half() -> None:
+def test_solarize_inverts_above_its_threshold() -> None:
     picture = noise("RGB")
     levels = np.asarray(picture).astype(int)
     np.testing.assert_array_equal(applied("Solarize", picture, 0), 255 - levels)
@@ -87,7 +87,7 @@ def test_posterize_keeps_googles_bits(magnitude: int, bits: int) -> None:
     np.testing.assert_array_equal(applied("Posterize", picture, magnitude), np.asarray(picture) >> shift << shift)
 
 
-def test_solarize_add_brightens_the_dark_half_alone() -> None:
+def test_solarize_add_brightens_the_dark_half() -> None:
     picture = noise("L")
     levels = np.asarray(picture).astype(int)
     expected = np.where(levels < 128, np.minimum(levels + 165, 255), levels)
@@ -95,7 +95,7 @@ def test_solarize_add_brightens_the_dark_half_alone() -> None:
 
 
 @pytest.mark.parametrize("name", ["TranslateX", "TranslateY"])
-def test_translation_moves_by_ten_pixels_of_224_and_leaves_grey(name: str) -> None:
+def test_translation_scales_and_fills_gray(name: str) -> None:
     picture = noise("RGB", size=(224, 224))
     levels = np.asarray(picture).astype(int)
     axis = 1 if name == "TranslateX" else 0
@@ -112,17 +112,17 @@ def test_both_directions_are_drawn() -> None:
         assert len({applied(name, picture, 6, seed).tobytes() for seed in range(20)}) == 2
 
 
-def test_cutout_is_a_grey_square() -> None:
+def test_cutout_is_a_gray_square() -> None:
     black = Image.new("RGB", (224, 224))
     for seed in range(20):
-        grey = (applied("Cutout", black, 10, seed) == 128).all(axis=2)
-        rows, columns = grey.any(axis=1), grey.any(axis=0)
-        assert grey.sum() == rows.sum() * columns.sum()  # a box
+        gray = (applied("Cutout", black, 10, seed) == 128).all(axis=2)
+        rows, columns = gray.any(axis=1), gray.any(axis=0)
+        assert gray.sum() == rows.sum() * columns.sum()  # a box
         assert 40 <= rows.sum() <= 80
         assert 40 <= columns.sum() <= 80
 
 
-def test_same_random_numbers_give_the_same_picture() -> None:
+def test_randaugment_is_deterministic() -> None:
     picture = noise("RGB")
     one, two = (
         [randaugment(picture, layers=2, magnitude=15, rng=rng).tobytes() for _ in range(30)]
@@ -138,6 +138,6 @@ def test_no_layers_are_the_identity() -> None:
 
 
 @pytest.mark.parametrize("magnitude", [-1, 31])
-def test_magnitude_beyond_the_scale_is_refused(magnitude: int) -> None:
-    with pytest.raises(ConfigError, match="not on its scale"):
+def test_magnitude_out_of_range_is_rejected(magnitude: int) -> None:
+    with pytest.raises(ConfigError, match="out of range"):
         randaugment(noise("L"), layers=1, magnitude=magnitude, rng=np.random.default_rng(0))

@@ -1,4 +1,4 @@
-"""CIFAR, IDX, .npz, MATLAB files and the embedded digits: their parts, and what damage does to them."""
+"""CIFAR, IDX, .npz and MATLAB files and the embedded digits, whole and damaged."""
 
 import gzip
 import pickle
@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from scipy.io import savemat
 
 from vitkit.core.errors import DataError
-from vitkit.data.sources.detect import open_data
-from vitkit.data.sources.matlab import read_matlab
+from vitkit.data.layouts.oxford import read_matlab
+from vitkit.data.layouts.registry import open_dataset
 
 
-def test_cifar_100_gives_fine_labels_in_both_versions(tmp_path: Path) -> None:
+def test_cifar_100_has_fine_labels(tmp_path: Path) -> None:
     names = [f"fine {i}" for i in range(100)]
     for part, rows in (("train", samples()[:12]), ("test", samples()[12:])):
         fine = [97 + row.label for row in rows]
@@ -28,57 +28,57 @@ def test_cifar_100_gives_fine_labels_in_both_versions(tmp_path: Path) -> None:
     meta = {b"fine_label_names": [name.encode() for name in names], b"coarse_label_names": []}
     write(tmp_path / "python" / "cifar-100-python" / "meta", pickle.dumps(meta, protocol=2))
     write(tmp_path / "binary" / "cifar-100-binary" / "fine_label_names.txt", "\n".join(names))
-    python, binary = open_data(tmp_path / "python"), open_data(tmp_path / "binary")
-    assert (python.kind, binary.kind) == ("CIFAR-100, python version", "CIFAR-100, binary version")
+    python, binary = open_dataset(tmp_path / "python"), open_dataset(tmp_path / "binary")
+    assert (python.layout, binary.layout) == ("CIFAR-100, python version", "CIFAR-100, binary version")
     assert python.classes == binary.classes == tuple(names)
     for split in ("train", "test"):
         assert python.splits[split].labels.tolist() == binary.splits[split].labels.tolist()
         assert [python.splits[split].name(i) for i in range(12)] == [binary.splits[split].name(i) for i in range(12)]
 
 
-def test_the_ten_batches_are_in_the_order_of_their_numbers(tmp_path: Path) -> None:
+def test_cifar_batches_are_in_order(tmp_path: Path) -> None:
     for batch in (2, 1):
         rows = samples()[batch * 6 : batch * 6 + 6]
         values = {"data": cifar_rows(rows), "labels": [row.label for row in rows]}
         write(tmp_path / f"data_batch_{batch}", pickle.dumps(values))
-    source = open_data(tmp_path).splits["train"]
+    source = open_dataset(tmp_path).splits["train"]
     assert (source.name(0), source.name(6)) == ("data_batch_1/000000", "data_batch_2/000000")
-    np.testing.assert_array_equal(source.content(0), samples()[6].pixels)
+    np.testing.assert_array_equal(source.read(0), samples()[6].pixels)
 
 
-def test_a_hostile_or_cut_cifar_batch_is_refused_by_name(tmp_path: Path) -> None:
+def test_damaged_cifar_batch_is_named(tmp_path: Path) -> None:
     place = cifar_python(tmp_path / "python")
     batch = place / "cifar-10-batches-py" / "data_batch_1"
     whole = batch.read_bytes()
     for content in (b"cos\nsystem\n(S'true'\ntR.", whole[:500], pickle.dumps([1]), pickle.dumps({b"data": b""})):
         batch.write_bytes(content)
         with pytest.raises(DataError, match="data_batch_1"):
-            open_data(place)
+            open_dataset(place)
     binary = cifar_binary(tmp_path / "binary")
     with (binary / "test_batch.bin").open("ab") as file:
         file.write(b"x")
     with pytest.raises(DataError, match=r"test_batch\.bin is damaged"):
-        open_data(binary)
+        open_dataset(binary)
 
 
-def test_a_label_without_a_name_and_an_archive_of_other_things_are_errors(tmp_path: Path) -> None:
+def test_invalid_cifar_archive_is_rejected(tmp_path: Path) -> None:
     place = cifar_binary(tmp_path / "set")
     write(place / "batches.meta.txt", "a\nb")
     with pytest.raises(DataError, match="label out of range"):
-        open_data(place)
+        open_dataset(place)
     for name, content in {
         "other": tar_bytes({"x": b""}, mode="w:gz"),
         "noise": b"noise",
         "cut": gzip.compress(b"x")[:9],
     }.items():
         with pytest.raises(DataError, match=f"{name}.tar.gz"):
-            open_data(write(tmp_path / f"{name}.tar.gz", content))
+            open_dataset(write(tmp_path / f"{name}.tar.gz", content))
 
 
-def test_idx_files_are_found_where_torchvision_puts_them_and_plain_ones_are_preferred(tmp_path: Path) -> None:
+def test_idx_files_of_torchvision_are_found(tmp_path: Path) -> None:
     raw = idx(tmp_path / "MNIST" / "raw")
     write(raw / "train-images-idx3-ubyte.gz", b"not read")
-    assert {split: len(source) for split, source in open_data(tmp_path).splits.items()} == {"train": 12, "test": 12}
+    assert {split: len(source) for split, source in open_dataset(tmp_path).splits.items()} == {"train": 12, "test": 12}
 
 
 @pytest.mark.parametrize(
@@ -89,37 +89,35 @@ def test_idx_files_are_found_where_torchvision_puts_them_and_plain_ones_are_pref
         ("train-images-idx3-ubyte", b"\0\0\x0d\x03" + b"\0" * 12, "not an IDX file"),
         ("train-images-idx3-ubyte", b"", "not an IDX file"),
         ("train-images-idx3-ubyte", b"\0\0\x08\x03\0", "damaged"),
-        ("train-labels-idx1-ubyte", idx_bytes(np.zeros(11, np.uint8)), "one label an image"),
-        ("train-labels-idx1-ubyte", idx_bytes(np.zeros(13, np.uint8)), "one label an image"),
+        ("train-labels-idx1-ubyte", idx_bytes(np.zeros(11, np.uint8)), "one label per image"),
+        ("train-labels-idx1-ubyte", idx_bytes(np.zeros(13, np.uint8)), "one label per image"),
     ],
 )
 def test_damaged_idx_files_are_named(tmp_path: Path, name: str, content: bytes, message: str) -> None:
     write(idx(tmp_path) / name, content)
     with pytest.raises(DataError, match=message):
-        open_data(tmp_path)
+        open_dataset(tmp_path)
 
 
-def test_a_cut_gzip_and_missing_labels_are_errors(tmp_path: Path) -> None:
+def test_truncated_gzip_and_missing_labels_are_errors(tmp_path: Path) -> None:
     place = idx(tmp_path)
     labels = place / "train-labels-idx1-ubyte"
     write(place / "train-labels-idx1-ubyte.gz", gzip.compress(labels.read_bytes())[:-6])
     labels.unlink()
     with pytest.raises(DataError, match="damaged"):
-        open_data(place)
+        open_dataset(place)
     (place / "train-labels-idx1-ubyte.gz").unlink()
-    with pytest.raises(DataError, match="no labels beside it"):
-        open_data(place)
+    with pytest.raises(DataError, match="no labels next to it"):
+        open_dataset(place)
 
 
 @pytest.mark.parametrize("shape", [(6, 5, 4), (6, 5, 4, 3), (6, 5, 4, 7)])
-def test_npz_arrays_of_any_channels_are_read_with_labels_flat_or_in_a_column(
-    tmp_path: Path, shape: tuple[int, ...]
-) -> None:
+def test_npz_arrays_are_read(tmp_path: Path, shape: tuple[int, ...]) -> None:
     images = np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
     np.savez(tmp_path / "d.npz", train_images=images, train_labels=np.array([[0], [1]] * 3))
-    source = open_data(tmp_path).splits["train"]
+    source = open_dataset(tmp_path).splits["train"]
     assert source.labels.tolist() == [0, 1] * 3
-    np.testing.assert_array_equal(source.content(4), images[4])
+    np.testing.assert_array_equal(source.read(4), images[4])
 
 
 @pytest.mark.parametrize(
@@ -127,31 +125,29 @@ def test_npz_arrays_of_any_channels_are_read_with_labels_flat_or_in_a_column(
     [
         ({"images": np.zeros((2, 4, 4)), "labels": np.arange(2)}, "expected uint8"),
         ({"images": np.zeros((2, 4), np.uint8), "labels": np.arange(2)}, "expected uint8"),
-        ({"images": np.zeros((2, 4, 4), np.uint8), "labels": np.array([0.0, 1.0])}, "whole numbers"),
-        ({"images": np.zeros((2, 4, 4), np.uint8), "labels": np.arange(3)}, "one label an image"),
+        ({"images": np.zeros((2, 4, 4), np.uint8), "labels": np.array([0.0, 1.0])}, "N integers"),
+        ({"images": np.zeros((2, 4, 4), np.uint8), "labels": np.arange(3)}, "one label per image"),
         ({"images": np.zeros((2, 4, 4), np.uint8), "labels": np.array([0, -1])}, "out of range"),
         ({"images": np.zeros((2, 4, 4), np.uint8), "labels": np.array([0, 10**9])}, "out of range"),
         ({"images": np.zeros((2, 4, 4), np.uint8), "labels": np.array([{}, {}])}, "objects are refused|cannot be read"),
         ({"pictures": np.zeros((2, 4, 4), np.uint8)}, "no images with labels"),
     ],
 )
-def test_npz_arrays_that_cannot_be_a_data_set_are_refused(
-    tmp_path: Path, arrays: dict[str, np.ndarray], message: str
-) -> None:
+def test_invalid_npz_arrays_are_rejected(tmp_path: Path, arrays: dict[str, np.ndarray], message: str) -> None:
     np.savez(tmp_path / "d.npz", **arrays)  # type: ignore[arg-type]
     with pytest.raises(DataError, match=message):
-        open_data(tmp_path / "d.npz")
+        open_dataset(tmp_path / "d.npz")
 
 
-def test_noise_called_npz_is_refused(tmp_path: Path) -> None:
+def test_noise_in_npz_is_rejected(tmp_path: Path) -> None:
     for content in (b"", b"PK\x03\x04noise", b"noise", pickle.dumps({})):
         with pytest.raises(DataError):
-            open_data(write(tmp_path / "d.npz", content))
+            open_dataset(write(tmp_path / "d.npz", content))
 
 
 @pytest.mark.parametrize("compressed", [False, True])
 @pytest.mark.parametrize("dtype", ["u1", "u2", "i4", "f8"])
-def test_matlab_files_are_read_as_scipy_wrote_them(tmp_path: Path, dtype: str, compressed: bool) -> None:
+def test_matlab_files_equal_scipy(tmp_path: Path, dtype: str, compressed: bool) -> None:
     values = {"a": np.arange(1, 100, dtype=dtype), "labels": np.array([7], dtype=dtype), "text": "words"}
     savemat(tmp_path / "m.mat", values, do_compression=compressed)
     found = read_matlab((tmp_path / "m.mat").read_bytes(), where="m.mat")
@@ -161,7 +157,7 @@ def test_matlab_files_are_read_as_scipy_wrote_them(tmp_path: Path, dtype: str, c
 
 
 @given(position=st.integers(0, 10_000), value=st.integers(0, 255), cut=st.booleans())
-def test_a_damaged_matlab_file_is_refused_or_read(position: int, value: int, cut: bool, matlab_file: bytes) -> None:
+def test_damaged_matlab_file_is_rejected(position: int, value: int, cut: bool, matlab_file: bytes) -> None:
     position %= len(matlab_file)
     damaged = matlab_file[:position] if cut else matlab_file[:position] + bytes([value]) + matlab_file[position + 1 :]
     try:
@@ -177,12 +173,12 @@ def matlab_file(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     return path.read_bytes()
 
 
-def test_the_embedded_digits_are_all_there() -> None:
-    data = open_data("digits")
+def test_embedded_digits_are_complete() -> None:
+    data = open_dataset("digits")
     train, test = data.splits["train"], data.splits["test"]
     assert len(train) + len(test) == 1797
     assert not {train.name(i) for i in range(len(train))} & {test.name(i) for i in range(len(test))}
-    content = np.stack([np.asarray(test.content(i)) for i in range(len(test))])
+    content = np.stack([np.asarray(test.read(i)) for i in range(len(test))])
     assert (content.dtype, content.shape[1:], content.min(), content.max()) == (np.uint8, (8, 8), 0, 255)
     shares = np.bincount(test.labels) / (np.bincount(test.labels) + np.bincount(train.labels))
     np.testing.assert_allclose(shares, 0.2, atol=0.005)  # whole images of about 180

@@ -1,4 +1,4 @@
-"""CSV and JSONL manifests: what they may say, and the line that says otherwise."""
+"""CSV and JSONL manifests, and the errors in them."""
 
 import os
 from pathlib import Path
@@ -7,7 +7,7 @@ import pytest
 from data.layouts import write
 
 from vitkit.core.errors import DataError
-from vitkit.data.sources.detect import open_data
+from vitkit.data.layouts.registry import open_dataset
 
 DATA = Path(__file__).resolve().parents[2].parent / "shared" / "data"
 
@@ -18,34 +18,34 @@ def manifest(root: Path, *lines: str, name: str = "labels.csv") -> Path:
     return write(root / name, "\n".join(lines))
 
 
-def test_the_columns_may_stand_in_any_order_and_have_company(tmp_path: Path) -> None:
+def test_columns_may_be_in_any_order(tmp_path: Path) -> None:
     manifest(tmp_path, "label,note,file_name", '"cat, young",x,./cats/3 ä.png', "dog,,1.png")
-    data = open_data(tmp_path)
-    assert data.kind == "CSV manifest"
+    data = open_dataset(tmp_path)
+    assert data.layout == "CSV manifest"
     assert data.classes == ("cat, young", "dog")
-    assert [data.first.name(i) for i in range(2)] == ["1.png", "cats/3 ä.png"]
-    assert data.first.content(1) == "cats/3 ä.png".encode()
+    assert [data.first_split.name(i) for i in range(2)] == ["1.png", "cats/3 ä.png"]
+    assert data.first_split.read(1) == "cats/3 ä.png".encode()
 
 
-def test_labels_that_are_numbers_are_ordered_as_numbers(tmp_path: Path) -> None:
+def test_numeric_labels_are_sorted_by_value(tmp_path: Path) -> None:
     manifest(tmp_path, "file_name,label", "1.png,10", "2.png,9", "cats/3 ä.png,0")
-    assert open_data(tmp_path).classes == ("0", "9", "10")
+    assert open_dataset(tmp_path).classes == ("0", "9", "10")
 
 
-def test_class_index_gives_the_order_and_tells_equal_names_apart(tmp_path: Path) -> None:
+def test_class_index_sets_the_order(tmp_path: Path) -> None:
     manifest(tmp_path, "file_name,class_index,label", "1.png,2,crane", "2.png,1,tench", "cats/3 ä.png,0,crane")
-    data = open_data(tmp_path)
+    data = open_dataset(tmp_path)
     assert data.classes == ("crane (0)", "tench", "crane (2)")
-    assert data.first.labels.tolist() == [2, 1, 0]
+    assert data.first_split.labels.tolist() == [2, 1, 0]
 
 
-def test_the_split_column_and_a_manifest_in_each_split_folder_agree(tmp_path: Path) -> None:
+def test_split_column_equals_split_folders(tmp_path: Path) -> None:
     path = manifest(tmp_path, "file_name,label,split", "1.png,a,train", "2.png,b,train", "cats/3 ä.png,b,Validation")
-    assert {split: len(source) for split, source in open_data(path).splits.items()} == {"train": 2, "val": 1}
+    assert {split: len(source) for split, source in open_dataset(path).splits.items()} == {"train": 2, "val": 1}
     other = tmp_path / "other"
     manifest(other / "train", "file_name,label", "1.png,a", "2.png,b", name="metadata.csv")
     manifest(other / "test", "file_name,label", "1.png,b", name="metadata.csv")
-    data = open_data(other)
+    data = open_dataset(other)
     assert data.splits["test"].name(0) == "test/1.png"
     assert data.splits["test"].labels.tolist() == [1]
 
@@ -63,15 +63,15 @@ def test_the_split_column_and_a_manifest_in_each_split_folder_agree(tmp_path: Pa
         "a\\..\\..\\1.png",
     ],
 )
-def test_a_path_that_could_lead_out_is_refused_with_its_line(tmp_path: Path, name: str) -> None:
+def test_path_outside_of_the_folder_is_rejected(tmp_path: Path, name: str) -> None:
     manifest(tmp_path / "set", "file_name,label", "1.png,a", f"{name},b")
     write(tmp_path / "1.png", "secret")
     with pytest.raises(DataError, match=r"labels\.csv, line 3: .* not a relative path"):
-        open_data(tmp_path / "set")
+        open_dataset(tmp_path / "set")
 
 
 @pytest.mark.parametrize("link", ["file", "folder"])
-def test_a_link_that_leads_out_is_refused(tmp_path: Path, link: str) -> None:
+def test_link_outside_of_the_folder_is_rejected(tmp_path: Path, link: str) -> None:
     write(tmp_path / "out" / "1.png", "secret")
     name = "l.png" if link == "file" else "l/1.png"
     manifest(tmp_path / "set", "file_name,label", "1.png,a", f"{name},b")
@@ -79,14 +79,14 @@ def test_a_link_that_leads_out_is_refused(tmp_path: Path, link: str) -> None:
         (tmp_path / "set" / "l.png").symlink_to(tmp_path / "out" / "1.png")
     else:
         (tmp_path / "set" / "l").symlink_to(tmp_path / "out")
-    with pytest.raises(DataError, match="leads out of"):
-        open_data(tmp_path / "set")
+    with pytest.raises(DataError, match="outside of"):
+        open_dataset(tmp_path / "set")
 
 
-def test_a_link_within_the_folder_is_read(tmp_path: Path) -> None:
+def test_link_within_the_folder_is_read(tmp_path: Path) -> None:
     manifest(tmp_path, "file_name,label", "1.png,a", "l.png,b")
     (tmp_path / "l.png").symlink_to("2.png")
-    assert open_data(tmp_path).first.content(1) == b"2.png"
+    assert open_dataset(tmp_path).first_split.read(1) == b"2.png"
 
 
 @pytest.mark.parametrize(
@@ -95,7 +95,7 @@ def test_a_link_within_the_folder_is_read(tmp_path: Path) -> None:
         (("file_name,label", "1.png,a", "2.png,"), r"line 3: 2\.png has no label"),
         (("file_name,label", "1.png,a", "2.png"), r"line 3: 2\.png has no label"),
         (("file_name,label", "1.png,a", "gone.png,b"), r"line 3: no file gone\.png"),
-        (("file_name,label", "1.png,a", "1.png,b"), "line 3 names 1.png again"),
+        (("file_name,label", "1.png,a", "1.png,b"), "line 3 repeats 1.png"),
         (("file_name,label", "1.png,a", ",b"), "line 3 has no file_name"),
         (("file_name,label", "1.png,a", "2.png,b,c"), "line 3 has too many values"),
         (("file_name,label", "1.png,a", "cats,b"), "cats is not a file"),
@@ -104,13 +104,13 @@ def test_a_link_within_the_folder_is_read(tmp_path: Path) -> None:
         (("file_name,label,split", "1.png,a,train", "2.png,b,holdout"), "line 3: unknown split"),
         (("file_name,label,class_index", "1.png,a,0", "2.png,b,1e9"), "line 3: class_index"),
         (("file_name,label,class_index", "1.png,a,0", "2.png,b,0"), "expected a, got b"),
-        (("file_name,label", "1.png,a", "2.png,a"), "one class only: a"),
+        (("file_name,label", "1.png,a", "2.png,a"), "only one class: a"),
     ],
 )
-def test_a_mistake_in_a_manifest_is_named(tmp_path: Path, lines: tuple[str, ...], message: str) -> None:
+def test_invalid_csv_line_is_named(tmp_path: Path, lines: tuple[str, ...], message: str) -> None:
     manifest(tmp_path, *lines)
     with pytest.raises(DataError, match=message):
-        open_data(tmp_path)
+        open_dataset(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -125,38 +125,38 @@ def test_a_mistake_in_a_manifest_is_named(tmp_path: Path, lines: tuple[str, ...]
         ("[" * 100_000, "cannot be read|not JSON"),
     ],
 )
-def test_a_mistake_in_a_jsonl_manifest_is_named(tmp_path: Path, line: str, message: str) -> None:
+def test_invalid_jsonl_line_is_named(tmp_path: Path, line: str, message: str) -> None:
     path = manifest(tmp_path, '{"file_name": "1.png", "label": 3}', line, name="list.jsonl")
     with pytest.raises(DataError, match=message):
-        open_data(path)
+        open_dataset(path)
 
 
-def test_a_manifest_in_another_encoding_is_an_error(tmp_path: Path) -> None:
+def test_manifest_must_be_utf8(tmp_path: Path) -> None:
     manifest(tmp_path)
     write(tmp_path / "labels.csv", "file_name,label\n1.png,ä\n2.png,b\n".encode("latin-1"))
     with pytest.raises(DataError, match="cannot be read") as caught:
-        open_data(tmp_path)
+        open_dataset(tmp_path)
     assert caught.value.hint == "save it as UTF-8"
 
 
-def test_two_manifests_in_one_folder_are_an_error(tmp_path: Path) -> None:
+def test_two_manifests_in_one_folder_are_rejected(tmp_path: Path) -> None:
     manifest(tmp_path, "file_name,label", "1.png,a", "2.png,b")
     manifest(tmp_path, "file_name,label", "1.png,a", "2.png,b", name="metadata.csv")
     with pytest.raises(DataError, match="2 manifests"):
-        open_data(tmp_path)
+        open_dataset(tmp_path)
 
 
-def test_a_csv_beside_class_folders_that_names_no_files_is_no_manifest(tmp_path: Path) -> None:
+def test_csv_without_file_names_is_no_manifest(tmp_path: Path) -> None:
     write(tmp_path / "a" / "1.png", "")
     write(tmp_path / "b" / "1.png", "")
     write(tmp_path / "labels.csv", "id,meaning\n1,a\n")
-    assert open_data(tmp_path).kind == "class folders"
+    assert open_dataset(tmp_path).layout == "class folders"
 
 
 @pytest.mark.skipif(not (DATA / "photos").is_dir(), reason="the photos are not on this machine")
-def test_a_thousand_real_photos_have_a_thousand_classes() -> None:
-    data = open_data(DATA / "photos")
-    assert data.kind == "CSV manifest"
-    assert (len(data.first), len(set(data.classes)), data.classes[0]) == (1000, 1000, "tench")
-    assert data.first.labels.tolist() == list(range(1000))
-    assert os.path.getsize(DATA / "photos" / data.first.name(7)) == len(data.first.content(7))  # noqa: PTH202
+def test_imagenet_photos_have_1000_classes() -> None:
+    data = open_dataset(DATA / "photos")
+    assert data.layout == "CSV manifest"
+    assert (len(data.first_split), len(set(data.classes)), data.classes[0]) == (1000, 1000, "tench")
+    assert data.first_split.labels.tolist() == list(range(1000))
+    assert os.path.getsize(DATA / "photos" / data.first_split.name(7)) == len(data.first_split.read(7))  # noqa: PTH202

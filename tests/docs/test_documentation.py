@@ -1,4 +1,4 @@
-"""The documentation says what is: examples run, shown results are the real ones, tables and links are complete."""
+"""Documentation: examples run and print what they show; tables and links are complete."""
 
 import ast
 import dataclasses
@@ -18,36 +18,45 @@ import torch
 from PIL import Image
 
 import vitkit
-import vitkit.train.run
-import vitkit.train.sweep
+import vitkit.recipes.train
+import vitkit.training.run
 from vitkit.cli import finetune, train
 from vitkit.cli.main import COMMANDS, main
 from vitkit.core.config import apply_overrides
 from vitkit.core.errors import VitkitError
-from vitkit.core.stopping import SAVED_AND_STOPPED
-from vitkit.data.augment import AugmentConfig, augreg
-from vitkit.data.fractals import FractalConfig
-from vitkit.data.sources.detect import EMBEDDED, KINDS
-from vitkit.model.attention import AttentionConfig
-from vitkit.model.config import DropoutConfig, TokenConfig, ViTConfig
-from vitkit.model.encoder import BlockConfig
-from vitkit.model.heads import HeadConfig
-from vitkit.model.masked import AutoencoderConfig, MaskedConfig
-from vitkit.model.positions import PLACES, PositionConfig
-from vitkit.model.resample import KERNELS
-from vitkit.model.resnet import BackboneConfig, BiTConfig
-from vitkit.objectives.distillation import DistillationConfig
-from vitkit.train.config import (
+from vitkit.core.signals import EXIT_INTERRUPTED
+from vitkit.data.config import AugmentConfig, FractalConfig, augreg_config
+from vitkit.data.layouts.registry import EMBEDDED, LAYOUTS
+from vitkit.model.config import (
+    AttentionConfig,
+    BackboneConfig,
+    BiTConfig,
+    BlockConfig,
+    DropoutConfig,
+    HeadConfig,
+    PositionConfig,
+    TokenConfig,
+    ViTConfig,
+)
+from vitkit.model.position_kinds import POSITION_KINDS
+from vitkit.model.positions import KERNELS
+from vitkit.model.pretraining_config import MAEConfig, MaskedConfig
+from vitkit.objectives.config import DistillationConfig, FeatureDistillationConfig
+from vitkit.recipes.train import resolve_finetune_config, resolve_train_config
+from vitkit.training.config import (
+    CheckpointConfig,
     DataConfig,
-    KeepConfig,
+    EvaluationConfig,
+    LoggingConfig,
     ModelChoice,
     ObjectiveConfig,
     OptimizerConfig,
     ParallelConfig,
+    ReportConfig,
     RunConfig,
     ScheduleConfig,
 )
-from vitkit.zoo.table6 import TABLE_6
+from vitkit.zoo.cost import table6
 from vitkit.zoo.variants import VARIANTS
 
 ROOT = Path(__file__).parents[2]
@@ -55,10 +64,10 @@ DOCS = ROOT / "docs"
 PAGES = [*sorted(ROOT.glob("*.md")), *(path for path in sorted(DOCS.rglob("*.md")) if "_build" not in path.parts)]
 EXAMPLES = [ROOT / "README.md", *sorted(DOCS.glob("guides/*.md")), DOCS / "table6.md"]
 OTHER_PROGRAMS = {"make", "pip", "git", "."}
-LEARNING = {"train", "finetune", "demo"}
+TRAINING_COMMANDS = {"train", "finetune", "demo"}
 """Commands that take minutes; here they take one step."""
-WHOLLY_RUN = {"weights.md"}
-"""Pages that need nothing from elsewhere: no command of theirs may be passed over."""
+SELF_CONTAINED = {"weights.md"}
+"""Pages without external data, of which every command must run."""
 CONFIGS = (
     ViTConfig,
     PositionConfig,
@@ -78,12 +87,16 @@ RUN_SECTIONS = {
     "augment": AugmentConfig,
     "objective": ObjectiveConfig,
     "objective.masked": MaskedConfig,
-    "objective.autoencoder": AutoencoderConfig,
+    "objective.mae": MAEConfig,
     "objective.distillation": DistillationConfig,
+    "objective.feature_distillation": FeatureDistillationConfig,
     "optimizer": OptimizerConfig,
     "schedule": ScheduleConfig,
     "parallel": ParallelConfig,
-    "keep": KeepConfig,
+    "evaluation": EvaluationConfig,
+    "checkpoint": CheckpointConfig,
+    "logging": LoggingConfig,
+    "report": ReportConfig,
 }
 
 examples = pytest.mark.parametrize("page", EXAMPLES, ids=lambda path: path.name)
@@ -95,23 +108,23 @@ def read(path: Path) -> str:
 
 
 def blocks(text: str, *languages: str) -> list[str]:
-    """The fenced blocks in one of these languages, without their fences."""
+    """Return the fenced blocks in one of these languages."""
     fenced = re.findall(r"^```(\S*)\n(.*?)^```$", text, flags=re.DOTALL | re.MULTILINE)
     return [code for language, code in fenced if language in languages]
 
 
 def prose(text: str) -> str:
-    """The page without its fenced blocks."""
+    """Return the page without its fenced blocks."""
     return re.sub(r"^```.*?^```$", "", text, flags=re.DOTALL | re.MULTILINE)
 
 
 def section(text: str, heading: str) -> str:
-    """What stands under a heading of the second level, up to the next one."""
+    """Return the text under a heading of the second level."""
     return text.partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
 
 
 def table_rows(text: str) -> list[list[str]]:
-    """The cells of every table row, heads and rules left out."""
+    """Return the cells of every table row, without headings and rules."""
     lines = text.splitlines()
     rules = {number for number, line in enumerate(lines) if re.fullmatch(r"[|:\- ]+", line)}
     heads = {number - 1 for number in rules}
@@ -126,7 +139,7 @@ def table_rows(text: str) -> list[list[str]]:
 
 
 def run_python(code: str, names: dict[str, Any], *, where: str) -> None:
-    """Run a block; where a line ends in `# → text`, what it gives must read as the text."""
+    """Run a block; the value of a line that ends in `# → text` must print as this text."""
     lines, arrows = code.splitlines(), 0
     for statement in ast.parse(code).body:
         _, arrow, expected = lines[statement.end_lineno - 1].partition("  # → ")
@@ -140,7 +153,7 @@ def run_python(code: str, names: dict[str, Any], *, where: str) -> None:
 
 
 @examples
-def test_python_examples_run_and_give_what_they_show(page: Path) -> None:
+def test_python_examples_run_and_print_what_they_show(page: Path) -> None:
     names: dict[str, Any] = {"__name__": "example"}
     for number, code in enumerate(blocks(read(page), "python"), start=1):
         run_python(code, names, where=f"{page.name}, Python block {number}")
@@ -150,7 +163,7 @@ def test_python_examples_run_and_give_what_they_show(page: Path) -> None:
 
 
 def commands(text: str) -> Iterator[tuple[str, str]]:
-    """Every command of the console and shell blocks in the page's order, with the output shown under it."""
+    """Yield every command of the console and shell blocks, with the output shown below it."""
     for code in blocks(text, "sh", "console"):
         if not code.startswith("$ "):
             yield from ((line, "") for line in code.replace("\\\n", " ").splitlines() if line)
@@ -160,38 +173,40 @@ def commands(text: str) -> Iterator[tuple[str, str]]:
             yield command, output
 
 
-def without_numbers(text: str) -> str:
-    """The text with its numbers, and the spaces that align them, made alike."""
+def mask_numbers(text: str) -> str:
+    """Replace all numbers by 0 and collapse spaces."""
     return re.sub(" +", " ", re.sub(r"\d+(?:[.,]\d+)*", "0", text))
 
 
 def assert_shown(output: str, shown: str, *, where: str) -> None:
-    """Every shown line is in the output, next to its neighbour; `…` stands for any number of lines left out."""
+    """Assert that the output consists of the shown lines; `…` stands for any number of lines."""
     lines = (line.rstrip() for line in shown.splitlines())
     pattern = "".join(r"(?:.*\n)*" if line == "…" else re.escape(line) + r"\n" for line in lines)
     actual = "".join(f"{line.rstrip()}\n" for line in output.splitlines())
     assert re.fullmatch(pattern, actual), f"{where} shows\n{shown}\nbut it printed\n{actual}"
 
 
-def resolved(arguments: Sequence[str]) -> RunConfig:
-    """The run that `train` or `finetune` with these arguments stands for; a wrong one is an error."""
+def resolve_run(arguments: Sequence[str]) -> RunConfig:
+    """Return the configuration of a `train` or `finetune` command without running it."""
     name, *rest = arguments
     command = {"train": train, "finetune": finetune}[name]
-    given = command.command.make_context(name, list(rest)).params
+    params = command.command.make_context(name, list(rest)).params
     if name == "train":
-        return train.resolve(given["recipe"], given["assignments"])
-    return finetune.resolve(given["weights"], given["data"], given["recipe"], given["assignments"])
+        return resolve_train_config(params["data"], params["settings"], init=params["init"])
+    return resolve_finetune_config(
+        params["model"], params["data"], recipe=params["recipe"], settings=params["settings"]
+    )
 
 
 def can_run(config: RunConfig) -> bool:
-    """Whether the images and weights of a run are here: those of most recipes are not."""
-    weights = config.model.weights
+    """Return whether the images and weights of a run exist here; those of most recipes do not."""
+    weights = config.model.init
     return (config.data.path in EMBEDDED or Path(config.data.path).exists()) and (not weights or Path(weights).exists())
 
 
 @pytest.fixture
 def folder_with_photos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder that examples are run in: it has the photos that the pages speak of."""
+    """Working directory of the examples, with the photos that the pages use."""
     rng = np.random.default_rng(0)
     for place, number, label in np.ndindex(2, 12, 2):
         name = tmp_path / ("photos", "new-photos")[place] / ("cat", "dog")[label] / f"{number}.jpg"
@@ -204,16 +219,16 @@ def folder_with_photos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def one_step(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Let every run be a short one, whatever starts it. Threads would wait for each other longer than they work."""
-    run = vitkit.train.run.run
+    """Shorten every run to one step on one thread."""
+    run = vitkit.training.run.run_training
     short = ["schedule.epochs=none", "schedule.steps=1", "schedule.batch_size=8", "data.workers=0"]
-    few = ["data.fractals.classes=10", "data.fractals.per_class=20"]
+    few = ["data.fractals.num_classes=10", "data.fractals.per_class=20"]
 
-    def run_shortly(config: RunConfig, *arguments: Any, **named: Any) -> vitkit.train.run.Result:
-        return run(apply_overrides(config, short + few), *arguments, **named)
+    def run_one_step(config: RunConfig, *arguments: Any, **options: Any) -> vitkit.training.run.RunResult:
+        return run(apply_overrides(config, short + few), *arguments, **options)
 
-    for module in (vitkit.train.run, vitkit.train.sweep):
-        monkeypatch.setattr(module, "run", run_shortly)
+    for module in (vitkit.training.run, vitkit.training.run, vitkit.recipes.train):
+        monkeypatch.setattr(module, "run_training", run_one_step)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -221,7 +236,7 @@ def one_step(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @examples
-@pytest.mark.usefixtures("folder_with_photos", "one_step")
+@pytest.mark.usefixtures("folder_with_photos", "one_step", "forked_examples")
 def test_commands_run_and_print_what_is_shown(
     page: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -234,42 +249,42 @@ def test_commands_run_and_print_what_is_shown(
         if program in OTHER_PROGRAMS:
             continue
         if program == "torchrun":
-            assert resolved(arguments[arguments.index("vitkit") + 1 :])
+            assert resolve_run(arguments[arguments.index("vitkit") + 1 :])
             continue
         assert program == "vitkit"
-        if arguments[0] in LEARNING - {"demo"} and not can_run(resolved(arguments)):
-            assert page.name not in WHOLLY_RUN, f"{line}: its images or weights are not here"
+        if arguments[0] in TRAINING_COMMANDS - {"demo"} and not can_run(resolve_run(arguments)):
+            assert page.name not in SELF_CONTAINED, f"{line}: its images or weights do not exist here"
             continue
         assert main(arguments) == 0, capsys.readouterr().err
         output = capsys.readouterr().out
-        if not shown or arguments == ["doctor"]:  # every machine has its own report
+        if not shown or arguments == ["doctor"]:  # the report depends on the machine
             continue
-        if arguments[0] in LEARNING:
-            assert_shown(without_numbers(output), without_numbers(shown), where=page.name)
+        if arguments[0] in TRAINING_COMMANDS:
+            assert_shown(mask_numbers(output), mask_numbers(shown), where=page.name)
         else:
             assert_shown(output, shown, where=f"{page.name}: {line}")
 
 
-def test_a_mistake_in_a_command_that_is_not_run_would_be_found() -> None:
-    assert resolved(["train", "imagenet-b16", "--out", "x", "data=imagenet/"]).data.path == "imagenet/"
+def test_mistakes_in_commands_that_are_not_run_are_detected() -> None:
+    assert resolve_run(["train", "imagenet-b16", "--out", "x", "data=imagenet/"]).data.path == "imagenet/"
     with pytest.raises(click.UsageError):
-        resolved(["train", "imagenet-b16", "--output", "x"])
+        resolve_run(["train", "imagenet-b16", "--output", "x"])
     with pytest.raises(VitkitError):
-        resolved(["train", "imagenet-b16", "--out", "x", "schedule.batchsize=8"])
+        resolve_run(["train", "imagenet-b16", "--out", "x", "schedule.batchsize=8"])
 
 
 # Clusters
 
 
-def test_slurm_script_parses_and_its_run_is_one() -> None:
+def test_slurm_script_is_valid() -> None:
     [script] = blocks(read(DOCS / "guides" / "scaling-out.md"), "bash")
     assert subprocess.run(["bash", "-n"], input=script, text=True, check=False).returncode == 0
     [command] = re.findall(r"exec vitkit (.+)'", script)
-    assert resolved(shlex.split(command))
-    assert f'"$code" -eq {SAVED_AND_STOPPED}' in script
+    assert resolve_run(shlex.split(command))
+    assert f'"$code" -eq {EXIT_INTERRUPTED}' in script
 
 
-def test_kubernetes_manifest_reads_and_its_run_is_one() -> None:
+def test_kubernetes_manifest_is_valid() -> None:
     yaml = pytest.importorskip("yaml", reason="PyYAML comes with the comparison tools")
     [manifest] = blocks(read(DOCS / "guides" / "scaling-out.md"), "yaml")
     service, job = yaml.safe_load_all(manifest)
@@ -278,27 +293,27 @@ def test_kubernetes_manifest_reads_and_its_run_is_one() -> None:
     assert pod["subdomain"] == service["metadata"]["name"]
     command = pod["containers"][0]["command"]
     assert f"--nnodes={job['spec']['completions']}" in command
-    assert resolved(command[command.index("vitkit") + 1 :])
+    assert resolve_run(command[command.index("vitkit") + 1 :])
 
 
 @pages
-def test_commands_named_in_passing_exist(page: Path) -> None:
-    named = re.findall(r"`vitkit ([a-z]\w*)", prose(read(page)))
-    assert set(named) <= COMMANDS.keys()
+def test_commands_mentioned_in_prose_exist(page: Path) -> None:
+    mentioned = re.findall(r"`vitkit ([a-z]\w*)", prose(read(page)))
+    assert set(mentioned) <= COMMANDS.keys()
 
 
 # Links and names
 
 
 @pages
-def test_links_lead_to_files(page: Path) -> None:
+def test_links_point_to_files(page: Path) -> None:
     links = re.findall(r"\]\(([^)\s]+)\)", prose(read(page)))
     local = {link.partition("#")[0] for link in links if not re.match(r"[a-z]+:", link)} - {""}
     missing = sorted(link for link in local if not (page.parent / link).exists())
     assert not missing
 
 
-def test_readme_begins_with_the_two_commands_for_a_fresh_machine() -> None:
+def test_readme_begins_with_the_two_make_commands() -> None:
     readme = read(ROOT / "README.md")
     first = blocks(readme, "sh", "console", "python")[0]
     assert [line.partition("#")[0].strip() for line in first.splitlines()] == ["make demo", "make test"]
@@ -306,27 +321,25 @@ def test_readme_begins_with_the_two_commands_for_a_fresh_machine() -> None:
 
 
 def test_readme_names_every_model() -> None:
-    family = section(read(ROOT / "README.md"), "The family")
-    named = set(re.split(r"[\s,|]+", family))
-    assert {variant.name.removeprefix("BiT-") for variant in VARIANTS} <= named
+    readme = read(ROOT / "README.md")
+    family = section(readme, "Models and weights") or section(readme, "The family")
+    mentioned = set(re.split(r"[\s,|]+", family))
+    assert {variant.name.removeprefix("BiT-") for variant in VARIANTS} <= mentioned
 
 
-def test_architecture_names_every_module_and_no_other() -> None:
+def test_architecture_names_only_existing_modules() -> None:
     source = ROOT / "src" / "vitkit"
     files = [path.relative_to(source.parent).with_suffix("").parts for path in source.rglob("*.py")]
-    modules = {".".join(parts) for parts in files if parts[-1] != "__init__"}
-    packages = {".".join(parts[:-1]) for parts in files if parts[-1] == "__init__"}
-    today = read(ROOT / "ARCHITECTURE.md").partition("\n## Planned\n")[0]
-    named = set(re.findall(r"\bvitkit(?:\.\w+)+", today))
-    assert modules <= named
-    assert named <= modules | packages | {f"vitkit.{name}" for name in vitkit.__all__}
+    modules = {".".join(parts[:-1] if parts[-1] == "__init__" else parts) for parts in files}
+    mentions = set(re.findall(r"\bvitkit(?:\.\w+)+", read(ROOT / "ARCHITECTURE.md")))
+    assert mentions <= modules | {f"vitkit.{name}" for name in vitkit.__all__}
 
 
 def test_changelog_has_this_version() -> None:
     assert f"\n## {version('vitkit')}" in read(ROOT / "CHANGELOG.md")
 
 
-def test_every_decision_is_in_the_index_and_has_its_three_parts() -> None:
+def test_decisions_are_indexed_and_have_three_sections() -> None:
     index = read(DOCS / "decisions" / "index.md")
     records = sorted(DOCS.glob("decisions/[0-9]*.md"))
     assert [int(path.name[:4]) for path in records] == list(range(1, len(records) + 1))
@@ -339,7 +352,7 @@ def test_every_decision_is_in_the_index_and_has_its_three_parts() -> None:
 
 
 def default_of(field: dataclasses.Field[Any]) -> str:
-    """A field's default as the tables write it; a section has none of its own."""
+    """Return the default of a field as the tables show it; a section has none."""
     if dataclasses.is_dataclass(field.default):
         return ""
     return (
@@ -347,46 +360,47 @@ def default_of(field: dataclasses.Field[Any]) -> str:
     )
 
 
-def says(shown: str, field: dataclasses.Field[Any]) -> bool:
-    """Whether a cell of a table has the field's default, perhaps rounded."""
+def shows_default(shown: str, field: dataclasses.Field[Any]) -> bool:
+    """Return whether a table cell shows the default of a field, perhaps rounded."""
     if shown == default_of(field):
         return True
     return bool(np.allclose(ast.literal_eval(shown), field.default, rtol=1e-4, atol=0))
 
 
-def assert_fields_told(rows: list[list[str]], config: type[Any]) -> None:
-    """Every field has a row with its default and what it means."""
-    told = {name.strip("`"): default for name, default, *_ in rows if name.startswith("`")}
-    assert told.keys() == {field.name for field in dataclasses.fields(config)}
+def assert_fields_documented(rows: list[list[str]], config: type[Any]) -> None:
+    """Assert that every field has a row with its default and a description."""
+    documented = {name.strip("`"): default for name, default, *_ in rows if name.startswith("`")}
+    assert documented.keys() == {field.name for field in dataclasses.fields(config)}
     for field in dataclasses.fields(config):
-        assert says(told[field.name], field), field.name
+        assert shows_default(documented[field.name], field), field.name
     assert all(row[-1] for row in rows)
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda config: config.__name__)
 def test_models_page_has_every_field_with_its_default(config: type[Any]) -> None:
-    assert_fields_told(table_rows(section(read(DOCS / "guides" / "models.md"), config.__name__)), config)
+    assert_fields_documented(table_rows(section(read(DOCS / "guides" / "models.md"), config.__name__)), config)
 
 
 @pytest.mark.parametrize(("heading", "config"), RUN_SECTIONS.items(), ids=list(RUN_SECTIONS))
 def test_run_configuration_page_has_every_field_with_its_default(heading: str, config: type[Any]) -> None:
-    assert_fields_told(table_rows(section(read(DOCS / "guides" / "run-configuration.md"), heading)), config)
+    assert_fields_documented(table_rows(section(read(DOCS / "guides" / "run-configuration.md"), heading)), config)
 
 
 def test_run_configuration_page_has_every_section() -> None:
     sections = [field.name for field in dataclasses.fields(RunConfig) if dataclasses.is_dataclass(field.default)]
-    inner = {"data.fractals", "objective.masked", "objective.autoencoder", "objective.distillation"}
+    inner = {"data.fractals", "objective.masked", "objective.mae", "objective.distillation"}
+    inner |= {"objective.feature_distillation"}
     assert set(sections) | {"RunConfig"} | inner == RUN_SECTIONS.keys()
 
 
-def test_data_page_has_every_kind() -> None:
+def test_data_page_has_every_layout() -> None:
     headings = re.findall("^### (.+)$", section(read(DOCS / "guides" / "data.md"), "Layouts"), flags=re.MULTILINE)
-    assert sorted(headings) == sorted((*KINDS, *EMBEDDED))
+    assert sorted(headings) == sorted((*LAYOUTS, *EMBEDDED))
 
 
 def test_training_page_has_the_levels_of_augreg() -> None:
     rows = table_rows(section(read(DOCS / "guides" / "training.md"), "Augmentation"))
-    levels = {name: augreg(name) for name, *_ in rows}
+    levels = {name: augreg_config(name) for name, *_ in rows}
     assert rows == [
         [name, str(level.mixup), str(level.randaugment_layers), str(level.randaugment_magnitude)]
         for name, level in levels.items()
@@ -394,13 +408,13 @@ def test_training_page_has_the_levels_of_augreg() -> None:
     assert len(rows) == 7
 
 
-def test_models_page_has_every_kind_of_positions_with_its_places() -> None:
+def test_models_page_has_every_position_kind() -> None:
     rows = table_rows(section(read(DOCS / "guides" / "models.md"), "PositionConfig"))
-    told = {kind: tuple(places.split(", ")) for kind, _, places in rows if not kind.startswith("`")}
-    assert told == PLACES
+    documented = {kind: tuple(places.split(", ")) for kind, _, places in rows if not kind.startswith("`")}
+    assert documented == {name: kind.injections for name, kind in POSITION_KINDS.items()}
 
 
-def test_models_page_has_every_kernel_of_resampling() -> None:
+def test_models_page_has_every_interpolation_kernel() -> None:
     rows = table_rows(section(read(DOCS / "guides" / "models.md"), "Another resolution"))
     assert {origin for origins, _ in rows for origin in origins.split(", ")} == KERNELS.keys()
 
@@ -419,7 +433,7 @@ def test_table_6_page_has_our_counts() -> None:
             f"{row.counted_without_padding:.1f}",
             difference(row.counted_without_padding, row.paper),
         ]
-        for row in TABLE_6
+        for row in table6().rows
     ]
     assert table_rows(read(DOCS / "table6.md")) == counted
 
@@ -427,7 +441,7 @@ def test_table_6_page_has_our_counts() -> None:
 # The picture
 
 
-def test_picture_is_what_its_script_draws() -> None:
+def test_picture_is_up_to_date() -> None:
     script = DOCS / "pictures" / "draw.py"
     specification = importlib.util.spec_from_file_location("draw_the_picture", script)
     assert specification is not None
@@ -435,9 +449,9 @@ def test_picture_is_what_its_script_draws() -> None:
     module = importlib.util.module_from_spec(specification)
     specification.loader.exec_module(module)
 
-    def without_colours(svg: str) -> str:
-        return re.sub("#[0-9a-f]{6}", "#", svg)  # another machine may round a mean colour the other way
+    def without_colors(svg: str) -> str:
+        return re.sub("#[0-9a-f]{6}", "#", svg)  # another machine may round a mean color the other way
 
     drawn = read(script.with_name("vit.svg"))
-    assert without_colours(module.draw()) == without_colours(drawn)
+    assert without_colors(module.draw()) == without_colors(drawn)
     assert "http" not in drawn.replace("http://www.w3.org/2000/svg", "")

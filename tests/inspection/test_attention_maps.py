@@ -9,15 +9,14 @@ from torch import Tensor
 import vitkit
 from vitkit.core.errors import InputError
 from vitkit.inspection import deletion_curve, head_maps, relevance, rollout
-from vitkit.inspection.applies import DoesNotApplyError
-from vitkit.model.config import TokenConfig, ViTConfig
-from vitkit.model.encoder import Keep
-from vitkit.model.resnet import BiTConfig
+from vitkit.inspection.requirements import NotApplicableError
+from vitkit.model.config import BiTConfig, TokenConfig, ViTConfig
+from vitkit.model.encoder import Capture
 from vitkit.model.vit import ViT
-from vitkit.zoo.lookup import create
+from vitkit.zoo.registry import create
 
 EXACT = {"rtol": 0.0, "atol": 1e-11}  # float64: only the order of summation differs
-HEADED = {name: config for name, config in CASES.items() if config.classes}
+HEADED = {name: config for name, config in CASES.items() if config.num_classes}
 
 
 def slow_start(model: ViT, tokens: Tensor) -> list[float]:
@@ -42,7 +41,7 @@ def slow_rollout(model: ViT, images: Tensor) -> Tensor:
     """Section 4.5's words, one image at a time: average the heads, add the identity, renormalise, multiply through."""
     depth, maps = len(model.blocks), []
     for image in images:
-        encoded = model.encode(model.embed(image[None]), keep=Keep(attention=range(depth)))
+        encoded = model.encode(model.embed(image[None]), capture=Capture(attention=range(depth)))
         joint = torch.eye(encoded.tokens.shape[1], dtype=images.dtype)
         for layer in range(depth):
             mixed = sum(encoded.attention[layer][0, head] for head in range(model.config.heads)) / model.config.heads
@@ -55,7 +54,7 @@ def slow_rollout(model: ViT, images: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("case", CASES)
 @torch.no_grad()
-def test_rollout_equals_a_slow_reading_of_its_definition(case: str) -> None:
+def test_rollout_equals_its_definition(case: str) -> None:
     model = random_vit(CASES[case], dtype=torch.float64)
     images = images_for(CASES[case], dtype=torch.float64)
     torch.testing.assert_close(rollout(model, images), slow_rollout(model, images), **EXACT)
@@ -63,10 +62,10 @@ def test_rollout_equals_a_slow_reading_of_its_definition(case: str) -> None:
 
 @pytest.mark.parametrize("case", CASES)
 @torch.no_grad()
-def test_head_maps_are_rows_of_attention(case: str) -> None:
+def test_head_maps_are_attention_rows(case: str) -> None:
     model = random_vit(CASES[case], dtype=torch.float64)
     images = images_for(CASES[case], dtype=torch.float64)
-    encoded = model.encode(model.embed(images), keep=Keep(attention=[0, -1]))
+    encoded = model.encode(model.embed(images), capture=Capture(attention=[0, -1]))
     maps = head_maps(model, images, layers=[0, -1])
     for image in range(len(images)):
         start = torch.tensor(slow_start(model, encoded.tokens[image]), dtype=torch.float64)
@@ -81,10 +80,10 @@ def slow_relevance(model: ViT, images: Tensor, classes: list[int]) -> Tensor:
     for image, chosen in zip(images, classes, strict=True):
         tokens, kept = model.embed(image[None]), []
         for layer in range(len(model.blocks)):
-            tokens, weights = model.encode_shown(tokens, layer=layer)
+            tokens, weights = model.encode_layer_with_weights(tokens, layer=layer)
             weights.retain_grad()
             kept.append(weights)
-        logits = model.head(model.pool(tokens))
+        logits = model.head(model.pool_layer(tokens))
         logits[0, chosen].backward()
         joint = torch.eye(tokens.shape[1], dtype=images.dtype)
         for weights in kept:
@@ -96,20 +95,20 @@ def slow_relevance(model: ViT, images: Tensor, classes: list[int]) -> Tensor:
 
 
 @pytest.mark.parametrize("case", HEADED)
-def test_relevance_taken_layer_by_layer_equals_one_backward_pass(case: str) -> None:
+def test_relevance_equals_one_backward_pass(case: str) -> None:
     model = random_vit(HEADED[case], dtype=torch.float64)
     images = images_for(HEADED[case], dtype=torch.float64)
     ours = relevance(model, images, classes=torch.tensor([2, 4]))
     torch.testing.assert_close(ours, slow_relevance(model, images, [2, 4]), rtol=1e-9, atol=1e-11)
 
 
-def test_relevance_explains_the_predicted_class_where_none_is_named() -> None:
+def test_relevance_defaults_to_the_predicted_class() -> None:
     model, images = random_vit(CASES["learned_1d-stem"]), images_for(CASES["learned_1d-stem"])
     predicted = model(images).argmax(dim=1)
     assert torch.equal(relevance(model, images), relevance(model, images, classes=predicted))
 
 
-def test_relevance_leaves_no_gradients_behind() -> None:
+def test_relevance_leaves_no_gradients() -> None:
     model, images = random_vit(CASES["learned_1d-stem"]), images_for(CASES["learned_1d-stem"])
     relevance(model, images)
     assert all(parameter.grad is None for parameter in model.parameters())
@@ -133,7 +132,7 @@ def planted(config: ViTConfig, *, patch: int) -> ViT:
 
 
 @pytest.mark.parametrize("patch", [0, 7, 23])
-def test_attention_planted_on_one_patch_lights_up_that_patch(patch: int) -> None:
+def test_rollout_finds_a_planted_patch(patch: int) -> None:
     model = planted(small(heads=1), patch=patch)
     images = images_for(model.config)
     (map_of_heads,) = head_maps(model, images)[0]
@@ -143,7 +142,7 @@ def test_attention_planted_on_one_patch_lights_up_that_patch(patch: int) -> None
 
 
 @torch.no_grad()
-def test_attention_equals_that_of_transformers_on_the_same_weights(tmp_path) -> None:
+def test_attention_equals_transformers(tmp_path) -> None:
     transformers = import_transformers()
     about = transformers.ViTConfig(
         hidden_size=32,
@@ -163,7 +162,7 @@ def test_attention_equals_that_of_transformers_on_the_same_weights(tmp_path) -> 
     ours = vitkit.load(tmp_path)
     images = torch.randn(2, 3, 48, 48)
     seen = theirs(images, output_attentions=True).attentions
-    kept = ours.encode(ours.embed(images), keep=Keep(attention=range(3))).attention
+    kept = ours.encode(ours.embed(images), capture=Capture(attention=range(3))).attention
     for layer in range(3):
         torch.testing.assert_close(kept[layer], seen[layer], rtol=0, atol=1e-5)
     row = torch.zeros(2, 1, 37)
@@ -173,22 +172,22 @@ def test_attention_equals_that_of_transformers_on_the_same_weights(tmp_path) -> 
     torch.testing.assert_close(rollout(ours, images).flatten(1), row[:, 0, 1:], rtol=0, atol=1e-5)
 
 
-def test_a_resnet_is_told_that_it_has_no_attention() -> None:
-    model = create(BiTConfig(units=(1, 1), classes=5))
+def test_resnet_has_no_attention() -> None:
+    model = create(BiTConfig(units=(1, 1), num_classes=5))
     for part in (rollout, head_maps, relevance):
-        with pytest.raises(DoesNotApplyError, match="a ResNet has no attention"):
+        with pytest.raises(NotApplicableError, match="a ResNet has no attention"):
             part(model, torch.rand(1, 3, 64, 64))
 
 
-def test_a_model_without_a_head_has_no_class_to_explain() -> None:
+def test_headless_model_has_no_relevance() -> None:
     config = CASES["headless"]
-    with pytest.raises(DoesNotApplyError, match="the model has no classes"):
+    with pytest.raises(NotApplicableError, match="the model has no classes"):
         relevance(random_vit(config), images_for(config))
 
 
-def test_taking_away_the_patches_that_alone_decide_takes_the_answer_away() -> None:
+def test_deleting_decisive_patches_lowers_probability() -> None:
     """A mean-pooled model without attention whose logits are the sum of its patches' brightness: the map is known."""
-    config = small(pooling="mean", tokens=TokenConfig(class_token=False), depth=1, classes=2)
+    config = small(pooling="mean", tokens=TokenConfig(class_token=False), depth=1, num_classes=2)
     model = random_vit(config)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -206,5 +205,5 @@ def test_taking_away_the_patches_that_alone_decide_takes_the_answer_away() -> No
     assert falling[0] == rising[0]
     assert falling[1] < falling[0] < rising[1]
     assert falling.mean() < rising.mean()
-    with pytest.raises(InputError, match="so many steps"):
+    with pytest.raises(InputError, match="in that many steps"):
         deletion_curve(model, images, bright, steps=25)

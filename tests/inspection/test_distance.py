@@ -9,20 +9,20 @@ import torch
 from model_cases import CASES, images_for, random_vit, small
 
 from vitkit.core.errors import InputError
-from vitkit.core.shapes import pair
+from vitkit.core.sizes import pair
 from vitkit.inspection import attention_distance
 from vitkit.model.config import TokenConfig, ViTConfig
-from vitkit.model.encoder import Keep
+from vitkit.model.encoder import Capture
 from vitkit.model.vit import ViT
 
 
 @pytest.mark.parametrize("case", CASES)
 @torch.no_grad()
-def test_distance_equals_a_slow_mean_over_queries_and_keys(case: str) -> None:
+def test_distance_equals_its_definition(case: str) -> None:
     config = CASES[case]
     model, images = random_vit(config, dtype=torch.float64), images_for(config, dtype=torch.float64)
     depth, prefix = len(model.blocks), config.prefix
-    attention = model.encode(model.embed(images), keep=Keep(attention=range(depth))).attention
+    attention = model.encode(model.embed(images), capture=Capture(attention=range(depth))).attention
     (rows, columns), (height, width) = config.grid, pair(config.image_size)
     places = [(row * height / rows, column * width / columns) for row, column in product(range(rows), range(columns))]
     apart = np.array([[hypot(a - c, b - d) for c, d in places] for a, b in places])
@@ -48,14 +48,14 @@ def with_keys(config: ViTConfig, *, sharp: float) -> ViT:
     return model
 
 
-def test_a_patch_that_looks_only_at_itself_looks_no_distance() -> None:
+def test_self_attention_to_own_patch_has_distance_zero() -> None:
     config = small(heads=1, width=64)
     distance = attention_distance(with_keys(config, sharp=100.0), [images_for(config)])
     assert float(distance.max()) == 0.0
 
 
 @pytest.mark.parametrize("tokens", [TokenConfig(), TokenConfig(registers=3)])
-def test_a_patch_that_looks_everywhere_looks_the_mean_distance_of_its_grid(tokens: TokenConfig) -> None:
+def test_uniform_attention_has_mean_grid_distance(tokens: TokenConfig) -> None:
     config = small(heads=1, tokens=tokens)
     places = [(8 * row, 8 * column) for row, column in product(range(4), range(6))]
     mean = sum(hypot(a - c, b - d) for (a, b), (c, d) in product(places, places)) / len(places) ** 2
@@ -63,7 +63,7 @@ def test_a_patch_that_looks_everywhere_looks_the_mean_distance_of_its_grid(token
     torch.testing.assert_close(distance, torch.full_like(distance, mean), rtol=1e-5, atol=0)
 
 
-def test_images_in_one_batch_or_in_many_give_the_same_distance() -> None:
+def test_distance_does_not_depend_on_batches() -> None:
     config = CASES["learned_1d-stem"]
     model, images = random_vit(config), images_for(config, batch=5)
     together, apart = attention_distance(model, [images]), attention_distance(model, images.split(2))

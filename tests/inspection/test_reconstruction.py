@@ -3,15 +3,16 @@
 import pytest
 import torch
 
-from vitkit.data.transforms import Preprocessing
+from vitkit.data.preprocessing import Preprocessing
 from vitkit.inspection import reconstruction
 from vitkit.model.config import ViTConfig
-from vitkit.model.masked import AutoencoderConfig, MaskedAutoencoder, MaskedConfig, MaskedPatches
+from vitkit.model.masked import MaskedAutoencoder, MaskedPatches
+from vitkit.model.pretraining_config import MAEConfig, MaskedConfig
 from vitkit.model.vit import ViT
 
-SMALL = ViTConfig(image_size=32, patch_size=8, width=16, depth=1, heads=2, mlp_dim=32, classes=0)
-FED = Preprocessing(image_size=32, mean=(0.5, 0.4, 0.3), deviation=(0.2, 0.3, 0.4))
-LIGHT = AutoencoderConfig(width=16, depth=1, heads=2)
+SMALL = ViTConfig(image_size=32, patch_size=8, width=16, depth=1, heads=2, mlp_dim=32, num_classes=0)
+FED = Preprocessing(image_size=32, mean=(0.5, 0.4, 0.3), std=(0.2, 0.3, 0.4))
+LIGHT = MAEConfig(width=16, depth=1, heads=2)
 
 
 def pixels() -> torch.Tensor:
@@ -26,11 +27,11 @@ def of_patches(hidden: torch.Tensor) -> torch.Tensor:
 
 
 @torch.no_grad()
-def test_a_model_that_always_says_one_colour_paints_hidden_patches_in_it() -> None:
+def test_constant_prediction_fills_masked_patches() -> None:
     model = MaskedPatches(ViT(SMALL), MaskedConfig()).eval()
     model.mask_head.weight.zero_()
     model.mask_head.bias.zero_()[449] = 1.0  # red 7, green 0, blue 1 of 0 to 7
-    found = reconstruction(model, FED.normalise(pixels()), preprocessing=FED)
+    found = reconstruction(model, FED.normalize(pixels()), preprocessing=FED)
     assert (of_patches(found.hidden).sum(dim=(1, 2)) == 8).all()
     painted = found.predicted.permute(0, 2, 3, 1)[found.hidden]
     assert torch.equal(painted, torch.tensor([240.0, 16.0, 48.0]).expand_as(painted))
@@ -40,25 +41,25 @@ def test_a_model_that_always_says_one_colour_paints_hidden_patches_in_it() -> No
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("normalise", [True, False])
-def test_an_autoencoder_that_says_nothing_paints_the_mean(normalise: bool) -> None:
-    config = AutoencoderConfig(width=16, depth=1, heads=2, normalise=normalise)
+@pytest.mark.parametrize("normalize", [True, False])
+def test_zero_autoencoder_predicts_the_mean(normalize: bool) -> None:
+    config = MAEConfig(width=16, depth=1, heads=2, normalize=normalize)
     model = MaskedAutoencoder(ViT(SMALL), config).eval()
     model.decoder_pred.weight.zero_()
     model.decoder_pred.bias.zero_()
-    found = reconstruction(model, FED.normalise(pixels()), preprocessing=FED)
+    found = reconstruction(model, FED.normalize(pixels()), preprocessing=FED)
     assert (of_patches(found.hidden).sum(dim=(1, 2)) == 12).all()
     painted = found.predicted.permute(0, 2, 3, 1)[found.hidden]
-    if normalise:  # the mean of each patch, over all its numbers: one brightness in the model's units
-        units = (painted / 255 - torch.tensor(FED.mean)) / torch.tensor(FED.deviation)
+    if normalize:  # the mean of each patch, over all its numbers: one brightness in the model's units
+        units = (painted / 255 - torch.tensor(FED.mean)) / torch.tensor(FED.std)
         torch.testing.assert_close(units, units[:, :1].expand_as(units), atol=1e-4, rtol=0)
     else:  # zero in the model's units is the mean of the data
         torch.testing.assert_close(painted, torch.tensor(FED.mean).expand_as(painted) * 255, atol=1e-3, rtol=0)
 
 
-def test_the_seed_says_which_patches_are_hidden() -> None:
+def test_seed_chooses_masked_patches() -> None:
     model = MaskedAutoencoder(ViT(SMALL), LIGHT).eval()
-    images = FED.normalise(pixels())
+    images = FED.normalize(pixels())
     first, again, other = (reconstruction(model, images, preprocessing=FED, seed=seed).hidden for seed in (0, 0, 1))
     assert torch.equal(first, again)
     assert not torch.equal(first, other)

@@ -1,4 +1,4 @@
-"""Attention: the weights it shows against what the fused kernel does, and lines against masks."""
+"""Attention: weights against the fused kernel, and axial attention against masks."""
 
 from typing import Any
 
@@ -6,12 +6,12 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from model_cases import images_for, placed, random_vit, randomised, slow_attention, small
+from model_cases import images_for, random_vit, randomized, reference_attention, small, with_positions
 from torch import Tensor
 
-from vitkit.model.attention import Attention, AttentionConfig, AxialAttention
-from vitkit.model.encoder import BlockConfig
-from vitkit.model.positions import RelativePositions, Rotary, rotary_2d
+from vitkit.model.attention import Attention, AxialAttention
+from vitkit.model.config import AttentionConfig, BlockConfig
+from vitkit.model.positions import AttentionPositions, RelativePositions, RotaryPositions, rotary_2d
 
 GRID = (3, 4)
 WIDTH, HEADS = 16, 2
@@ -20,7 +20,7 @@ EXACT = {"rtol": 0.0, "atol": 1e-11}  # float64: only the order of summation dif
 
 
 def attention(**config: Any) -> Attention:
-    made = randomised(Attention(AttentionConfig(**config), width=WIDTH, heads=HEADS))
+    made = randomized(Attention(AttentionConfig(**config), width=WIDTH, heads=HEADS))
     assert isinstance(made, Attention)
     return made
 
@@ -31,7 +31,7 @@ def relative_positions(prefix: int) -> RelativePositions:
     return relative
 
 
-def turning() -> Rotary:
+def turning() -> RotaryPositions:
     return rotary_2d(GRID, head_width=WIDTH // HEADS, base=100.0)
 
 
@@ -43,48 +43,48 @@ def random_tokens(prefix: int = 1) -> Tensor:
 @pytest.mark.parametrize("prefix", [0, 1, 2])
 @pytest.mark.parametrize("inside", ["nothing", "relative", "rotary", "both"])
 @pytest.mark.parametrize("config", [{}, {"qk_norm": True}, {"qkv_bias": False}], ids=str)
-def test_the_weights_that_are_shown_are_those_the_fused_kernel_uses(
+def test_attention_weights_match_the_fused_kernel(
     config: dict[str, bool], inside: str, prefix: int, rows: int | None
 ) -> None:
     module, tokens = attention(**config), random_tokens(prefix)
     relative = relative_positions(prefix) if inside in ("relative", "both") else None
     rotary = turning() if inside in ("rotary", "both") else None
-    projections = module.project(tokens, relative=relative, rotary=rotary, rows=rows)
-    weights = module.weights(projections)
+    projections = module.project(tokens, positions=AttentionPositions(rotary, relative), rows=rows)
+    weights = module.attention_weights(projections)
     assert weights.shape == (3, HEADS, tokens.shape[1] if rows is None else rows, tokens.shape[1])
     assert (weights >= 0).all()
     torch.testing.assert_close(weights.sum(dim=-1), torch.ones_like(weights[..., 0]), rtol=0, atol=1e-6)
     by_hand = module.proj((weights @ projections.values).transpose(1, 2).flatten(2))
-    fused = module(tokens, relative=relative, rotary=rotary, rows=rows)
+    fused = module(tokens, positions=AttentionPositions(rotary, relative), rows=rows)
     torch.testing.assert_close(by_hand, fused, **FUSED)
 
 
 @given(batch=st.integers(1, 3), length=st.integers(1, 7), heads=st.integers(1, 3), share=st.integers(1, 5))
-def test_attention_is_that_of_appendix_a(batch: int, length: int, heads: int, share: int) -> None:
-    module = randomised(Attention(AttentionConfig(), width=heads * share, heads=heads)).double()
+def test_attention_matches_appendix_a(batch: int, length: int, heads: int, share: int) -> None:
+    module = randomized(Attention(AttentionConfig(), width=heads * share, heads=heads)).double()
     tokens = torch.randn(batch, length, heads * share, dtype=torch.float64)
-    expected = slow_attention(tokens, qkv=module.qkv, proj=module.proj, heads=heads)
+    expected = reference_attention(tokens, qkv=module.qkv, proj=module.proj, heads=heads)
     torch.testing.assert_close(module(tokens), expected, **EXACT)
 
 
 @given(length=st.integers(1, 7), data=st.data())
-def test_the_first_rows_alone_are_the_first_of_all_rows(length: int, data: st.DataObject) -> None:
+def test_first_rows_equal_those_of_the_full_output(length: int, data: st.DataObject) -> None:
     rows = data.draw(st.integers(1, length))
     module = attention().double()
     tokens = torch.randn(2, length, WIDTH, dtype=torch.float64)
     torch.testing.assert_close(module(tokens, rows=rows), module(tokens)[:, :rows], **EXACT)
 
 
-def test_queries_and_keys_are_normed_head_by_head_before_they_turn() -> None:
+def test_qk_norm_precedes_rotation() -> None:
     module, tokens, rotary = attention(qk_norm=True), random_tokens(), turning()
     queries, keys, _ = module.qkv(tokens).chunk(3, dim=-1)
-    projections = module.project(tokens, rotary=rotary)
+    projections = module.project(tokens, positions=AttentionPositions(rotary))
     for got, raw, norm in ((projections.queries, queries, module.q_norm), (projections.keys, keys, module.k_norm)):
         by_hand = norm(raw.unflatten(2, (HEADS, -1))).transpose(1, 2)
         torch.testing.assert_close(got, rotary(by_hand), rtol=0, atol=1e-6)
 
 
-def test_dropped_attention_weights_change_training_and_not_evaluation() -> None:
+def test_attention_dropout_acts_in_training_only() -> None:
     module, tokens = attention(dropout=0.5), random_tokens()
     evaluated = module(tokens)
     assert torch.equal(evaluated, module(tokens))
@@ -92,7 +92,7 @@ def test_dropped_attention_weights_change_training_and_not_evaluation() -> None:
     assert not torch.isclose(module(tokens), evaluated).all(dim=2).any()
 
 
-def test_biases_of_queries_keys_and_values_can_be_left_out() -> None:
+def test_qkv_bias_can_be_disabled() -> None:
     assert attention(qkv_bias=False).qkv.bias is None
     assert attention().qkv.bias is not None
 
@@ -101,46 +101,46 @@ def test_biases_of_queries_keys_and_values_can_be_left_out() -> None:
 
 
 def axial(axis: str, grid: tuple[int, int]) -> AxialAttention:
-    made = randomised(AxialAttention(AttentionConfig(), width=WIDTH, heads=HEADS, axis=axis, grid=grid)).double()
+    made = randomized(AxialAttention(AttentionConfig(), width=WIDTH, heads=HEADS, axis=axis, grid=grid)).double()
     assert isinstance(made, AxialAttention)
     return made
 
 
 def closed_outside_lines(axis: str, grid: tuple[int, int]) -> Tensor:
-    """0 where two patches share a row (or a column), -∞ elsewhere, by looking at each pair."""
+    """Return 0 where two patches share a row (or a column) and -∞ elsewhere, pair by pair."""
     places = [(row, column) for row in range(grid[0]) for column in range(grid[1])]
     line = 0 if axis == "row" else 1
     return torch.tensor([[0.0 if here[line] == there[line] else -torch.inf for there in places] for here in places])
 
 
 @given(grid=st.tuples(st.integers(1, 5), st.integers(1, 5)), axis=st.sampled_from(["row", "column"]))
-def test_axial_attention_is_full_attention_closed_outside_the_line(grid: tuple[int, int], axis: str) -> None:
+def test_axial_attention_equals_masked_full_attention(grid: tuple[int, int], axis: str) -> None:
     module = axial(axis, grid)
     tokens = torch.randn(2, grid[0] * grid[1], WIDTH, dtype=torch.float64)
     mask = closed_outside_lines(axis, grid).double().expand(2, HEADS, -1, -1)
-    expected = slow_attention(tokens, qkv=module.qkv, proj=module.proj, heads=HEADS, bias=mask)
+    expected = reference_attention(tokens, qkv=module.qkv, proj=module.proj, heads=HEADS, bias=mask)
     torch.testing.assert_close(module(tokens), expected, **EXACT)
 
 
 @given(grid=st.tuples(st.integers(1, 5), st.integers(1, 5)), axis=st.sampled_from(["row", "column"]))
-def test_axial_weights_are_shown_over_the_whole_grid(grid: tuple[int, int], axis: str) -> None:
+def test_axial_weights_cover_the_whole_grid(grid: tuple[int, int], axis: str) -> None:
     module = axial(axis, grid)
     tokens = torch.randn(2, grid[0] * grid[1], WIDTH, dtype=torch.float64)
-    projections = module.look(tokens)
-    weights = module.weights(projections)
+    projections = module.project_sequence(tokens)
+    weights = module.attention_weights(projections)
     assert (weights[:, :, closed_outside_lines(axis, grid) < 0] == 0).all()
     torch.testing.assert_close(weights.sum(dim=-1), torch.ones_like(weights[..., 0]), **EXACT)
     by_hand = module.proj((weights @ projections.values).transpose(1, 2).flatten(2))
     torch.testing.assert_close(by_hand, module(tokens), **EXACT)
 
 
-def test_an_axial_model_attends_along_rows_and_then_along_columns() -> None:
+def test_axial_blocks_alternate_rows_and_columns() -> None:
     model = random_vit(small(pooling="mean", depth=2, block=BlockConfig(axial=True)))
     assert [block.attn.axis for block in model.blocks] == ["row", "column", "row", "column"]
 
 
-def test_two_axial_blocks_let_every_patch_see_every_other() -> None:
-    config = placed("none", pooling="mean", depth=1, block=BlockConfig(axial=True))
+def test_two_axial_blocks_connect_all_patches() -> None:
+    config = with_positions("none", pooling="mean", depth=1, block=BlockConfig(axial=True))
     model = random_vit(config)
     tokens = model.embed(images_for(config, batch=1)).detach().requires_grad_()
     model.encode(tokens).tokens[0, 0].sum().backward()

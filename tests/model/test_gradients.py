@@ -1,14 +1,14 @@
-"""Every parameter of every model learns: none is left outside the loss."""
+"""Every parameter of every model receives a gradient."""
 
 import pytest
 import torch
-from model_cases import CASES, fresh, images_for, placed, random_vit, randomised, shrunk_zoo
+from model_cases import CASES, fresh, images_for, random_vit, randomized, reduced_zoo, with_positions
 from torch import Tensor, nn
 
 from vitkit.model.config import TokenConfig
 from vitkit.zoo.variants import ModelConfig
 
-MODELS: dict[str, ModelConfig] = CASES | shrunk_zoo()
+MODELS: dict[str, ModelConfig] = CASES | reduced_zoo()
 
 
 def gradients(model: nn.Module, images: Tensor) -> dict[str, Tensor | None]:
@@ -20,8 +20,8 @@ def gradients(model: nn.Module, images: Tensor) -> dict[str, Tensor | None]:
 @pytest.mark.parametrize("name", MODELS)
 def test_every_parameter_receives_a_gradient(name: str) -> None:
     config = MODELS[name]
-    # Parameters that start at zero would hide those behind them.
-    model = randomised(fresh(config)).train()
+    # Parameters that start at zero would block the gradients of others.
+    model = randomized(fresh(config)).train()
     found = gradients(model, images_for(config))
     assert [parameter for parameter, gradient in found.items() if gradient is None] == []
     lost = [parameter for parameter, gradient in found.items() if gradient is not None and not gradient.any()]
@@ -32,7 +32,7 @@ def test_every_parameter_receives_a_gradient(name: str) -> None:
 @pytest.mark.parametrize("kind", ["learned_1d", "learned_2d"])
 @pytest.mark.parametrize("injection", ["stem", "every_layer", "shared"])
 def test_every_position_of_every_table_receives_a_gradient(kind: str, injection: str) -> None:
-    model = random_vit(placed(kind, injection, tokens=TokenConfig(distillation=True)))
+    model = random_vit(with_positions(kind, injection, tokens=TokenConfig(distillation=True)))
     found = gradients(model, images_for(model.config))
     tables = {name: gradient for name, gradient in found.items() if "pos_embed" in name}
     assert tables
@@ -41,16 +41,16 @@ def test_every_position_of_every_table_receives_a_gradient(kind: str, injection:
         assert (gradient != 0).any(dim=-1).all()
 
 
-def test_fixed_positions_receive_none() -> None:
-    model = random_vit(placed("sincos_2d"))
+def test_fixed_positions_receive_no_gradient() -> None:
+    model = random_vit(with_positions("sincos_2d"))
     assert isinstance(model.pos_embed, Tensor)
     gradients(model, images_for(model.config))
     assert model.pos_embed.grad is None
 
 
 @pytest.mark.parametrize("case", ["learned_1d-stem", "distilled-registers", "map", "pre-logits", "hybrid"])
-def test_a_fresh_zero_head_learns_while_the_rest_waits(case: str) -> None:
-    """A head of zeros passes no gradient on: the first step moves the head alone, as in the released code."""
+def test_zero_head_gets_the_only_gradient_at_first(case: str) -> None:
+    """A zero head passes no gradient on, so the first step changes the head alone, as in the released code."""
     config = CASES[case]
     found = gradients(fresh(config), images_for(config))
     moved = {name for name, gradient in found.items() if gradient is not None and gradient.any()}

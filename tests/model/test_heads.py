@@ -1,4 +1,4 @@
-"""Tokens to features to logits: every way of pooling, and what the heads start from."""
+"""Pooling and heads."""
 
 import math
 
@@ -6,12 +6,11 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from model_cases import CASES, images_for, random_vit, randomised, small
+from model_cases import CASES, images_for, random_vit, randomized, small
 from torch import Tensor
 
-from vitkit.model.config import TokenConfig
-from vitkit.model.encoder import Activation
-from vitkit.model.heads import AttentionPool, DistilledHead, HeadConfig, PreLogits
+from vitkit.model.config import Activation, HeadConfig, TokenConfig
+from vitkit.model.heads import AttentionPool, DistilledHead, PreLogits
 from vitkit.model.vit import ViT
 
 EXACT = {"rtol": 0.0, "atol": 1e-11}  # float64 on both sides: only the order of summation differs
@@ -22,52 +21,52 @@ def tokens_of(model: ViT) -> Tensor:
 
 
 def layer_norm(vectors: Tensor, norm: torch.nn.LayerNorm) -> Tensor:
-    """LN by its definition."""
-    centred = vectors - vectors.mean(dim=-1, keepdim=True)
-    variance = centred.square().mean(dim=-1, keepdim=True)
-    return centred / (variance + norm.eps).sqrt() * norm.weight + norm.bias
+    """LayerNorm by its definition."""
+    centered = vectors - vectors.mean(dim=-1, keepdim=True)
+    variance = centered.square().mean(dim=-1, keepdim=True)
+    return centered / (variance + norm.eps).sqrt() * norm.weight + norm.bias
 
 
 # Pooling
 
 
 @pytest.mark.parametrize("registers", [0, 2])
-def test_class_pooling_is_the_normed_first_token(registers: int) -> None:
+def test_class_pooling_is_the_normalized_first_token(registers: int) -> None:
     model = random_vit(small(tokens=TokenConfig(registers=registers)), dtype=torch.float64)
     tokens = tokens_of(model)
-    torch.testing.assert_close(model.pool(tokens), layer_norm(tokens[:, 0], model.norm), **EXACT)
+    torch.testing.assert_close(model.pool_layer(tokens), layer_norm(tokens[:, 0], model.norm), **EXACT)
 
 
 @pytest.mark.parametrize("tokens_before", [TokenConfig(), TokenConfig(class_token=True, registers=2)], ids=str)
-def test_mean_pooling_is_the_mean_of_the_normed_patches_alone(tokens_before: TokenConfig) -> None:
+def test_mean_pooling_averages_normalized_patches_only(tokens_before: TokenConfig) -> None:
     model = random_vit(small(pooling="mean", tokens=tokens_before), dtype=torch.float64)
     tokens = tokens_of(model)
     patches = tokens[:, model.config.prefix :]
-    torch.testing.assert_close(model.pool(tokens), layer_norm(patches, model.norm).mean(dim=1), **EXACT)
+    torch.testing.assert_close(model.pool_layer(tokens), layer_norm(patches, model.norm).mean(dim=1), **EXACT)
 
 
-def test_the_norm_after_mean_pooling_is_the_norm_of_the_mean() -> None:
+def test_norm_after_pooling_normalizes_the_mean() -> None:
     model = random_vit(small(pooling="mean", head=HeadConfig(norm="after_pooling")), dtype=torch.float64)
     tokens = tokens_of(model)
-    torch.testing.assert_close(model.pool(tokens), layer_norm(tokens.mean(dim=1), model.fc_norm), **EXACT)
+    torch.testing.assert_close(model.pool_layer(tokens), layer_norm(tokens.mean(dim=1), model.fc_norm), **EXACT)
 
 
-def test_distilled_features_are_both_normed_tokens_side_by_side() -> None:
+def test_distilled_features_concatenate_both_tokens() -> None:
     model = random_vit(small(tokens=TokenConfig(distillation=True, registers=1)), dtype=torch.float64)
     tokens = tokens_of(model)
     expected = torch.cat([layer_norm(tokens[:, 0], model.norm), layer_norm(tokens[:, 1], model.norm)], dim=1)
-    torch.testing.assert_close(model.pool(tokens), expected, **EXACT)
+    torch.testing.assert_close(model.pool_layer(tokens), expected, **EXACT)
 
 
 @pytest.mark.parametrize("activation", ["gelu_tanh", "gelu_erf", "swiglu"])
 @given(batch=st.integers(1, 3), length=st.integers(1, 6), heads=st.integers(1, 3), share=st.integers(1, 4))
-def test_attention_pooling_is_one_probe_that_looks_at_all_tokens(
+def test_attention_pooling_attends_with_one_learned_query(
     activation: Activation, batch: int, length: int, heads: int, share: int
 ) -> None:
     width = heads * share
     pool = AttentionPool(width=width, heads=heads, mlp_dim=5, activation=activation, norm_eps=1e-6)
     torch.nn.init.zeros_(pool.latent)
-    pool = randomised(pool).double()
+    pool = randomized(pool).double()
     tokens = torch.randn(batch, length, width, dtype=torch.float64)
     keys, values = pool.kv(tokens).chunk(2, dim=-1)
     query = pool.q(pool.latent)[0, 0]
@@ -82,21 +81,21 @@ def test_attention_pooling_is_one_probe_that_looks_at_all_tokens(
         torch.testing.assert_close(pool(tokens)[image], expected, **EXACT)
 
 
-def test_attention_pooling_reads_normed_tokens_with_those_before_the_patches() -> None:
+def test_attention_pooling_includes_prefix_tokens() -> None:
     model = random_vit(small(pooling="map", tokens=TokenConfig(class_token=True)), dtype=torch.float64)
     tokens = tokens_of(model)
     assert model.attn_pool is not None
-    torch.testing.assert_close(model.pool(tokens), model.attn_pool(layer_norm(tokens, model.norm)), **EXACT)
+    torch.testing.assert_close(model.pool_layer(tokens), model.attn_pool(layer_norm(tokens, model.norm)), **EXACT)
     changed = tokens.clone()
     changed[:, 0] += torch.randn(model.config.width)
-    assert not torch.isclose(model.pool(changed), model.pool(tokens)).all(dim=1).any()
+    assert not torch.isclose(model.pool_layer(changed), model.pool_layer(tokens)).all(dim=1).any()
 
 
 # Heads
 
 
-def test_pre_logits_are_a_dense_layer_and_a_tanh() -> None:
-    layer = randomised(PreLogits(6, 4)).double()
+def test_pre_logits_are_dense_and_tanh() -> None:
+    layer = randomized(PreLogits(6, 4)).double()
     features = torch.randn(3, 6, dtype=torch.float64)
     by_hand = torch.tanh(features @ layer.fc.weight.T + layer.fc.bias)
     torch.testing.assert_close(layer(features), by_hand, **EXACT)
@@ -108,13 +107,13 @@ def test_the_classifier_reads_the_pre_logits() -> None:
     features = model.features(images_for(config))
     assert features.shape == (2, 12)
     assert features.abs().max() < 1
-    assert model.head.in_features == config.features == 12
+    assert model.head.in_features == config.num_features == 12
 
 
-def test_a_distilled_head_is_the_mean_of_two_classifiers() -> None:
-    head = randomised(DistilledHead(6, 4)).double()
+def test_distilled_head_averages_two_classifiers() -> None:
+    head = randomized(DistilledHead(6, 4)).double()
     features = torch.randn(3, 12, dtype=torch.float64)
-    label, teacher = head.both(features)
+    label, teacher = head.forward_both(features)
     torch.testing.assert_close(label, features[:, :6] @ head.label.weight.T + head.label.bias, **EXACT)
     torch.testing.assert_close(teacher, features[:, 6:] @ head.teacher.weight.T + head.teacher.bias, **EXACT)
     torch.testing.assert_close(head(features), (label + teacher) / 2, **EXACT)
@@ -122,7 +121,7 @@ def test_a_distilled_head_is_the_mean_of_two_classifiers() -> None:
 
 @pytest.mark.parametrize("bias", [0.0, -10.0])
 @pytest.mark.parametrize("case", ["learned_1d-stem", "map", "distilled", "pre-logits-mean", "axial", "hybrid"])
-def test_a_fresh_model_answers_with_its_starting_bias(case: str, bias: float) -> None:
+def test_new_model_returns_its_initial_bias(case: str, bias: float) -> None:
     config = CASES[case]
     head = HeadConfig(bias=bias, pre_logits=config.head.pre_logits)
     fields = {name: getattr(config, name) for name in ("pooling", "tokens", "block", "backbone", "image_size")}
@@ -140,6 +139,6 @@ def test_without_classes_the_logits_are_the_features(case: str, width: int) -> N
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_features_are_as_wide_as_the_configuration_says(case: str) -> None:
+def test_features_have_the_configured_width(case: str) -> None:
     config = CASES[case]
-    assert random_vit(config).features(images_for(config)).shape == (2, config.features)
+    assert random_vit(config).features(images_for(config)).shape == (2, config.num_features)

@@ -1,4 +1,4 @@
-"""Images to patches and back: order, exactness, selection."""
+"""Patches: order, round trips, sampling and selection."""
 
 import pytest
 import torch
@@ -7,22 +7,16 @@ from hypothesis import strategies as st
 from torch.nn import functional
 
 from vitkit.core.errors import ConfigError
-from vitkit.model.initialise import lecun_normal
-from vitkit.model.patches import (
-    PatchProjection,
-    patch_grid,
-    patchify,
-    random_patches,
-    select_patches,
-    unpatchify,
-)
+from vitkit.model.config import patch_grid
+from vitkit.model.init import lecun_normal
+from vitkit.model.patches import PatchProjection, patchify, sample_patches, select_patches, unpatchify
 
 sides = st.integers(1, 5)
 pairs = st.tuples(sides, sides)
 
 
 @given(batch=st.integers(1, 3), channels=st.integers(1, 4), grid=pairs, patch_size=pairs)
-def test_unpatchify_undoes_patchify(
+def test_unpatchify_inverts_patchify(
     batch: int, channels: int, grid: tuple[int, int], patch_size: tuple[int, int]
 ) -> None:
     images = torch.randn(batch, channels, grid[0] * patch_size[0], grid[1] * patch_size[1])
@@ -32,7 +26,7 @@ def test_unpatchify_undoes_patchify(
 
 
 @given(batch=st.integers(1, 3), channels=st.integers(1, 4), grid=pairs, patch_size=pairs)
-def test_patchify_undoes_unpatchify(
+def test_patchify_inverts_unpatchify(
     batch: int, channels: int, grid: tuple[int, int], patch_size: tuple[int, int]
 ) -> None:
     patches = torch.randn(batch, grid[0] * grid[1], channels * patch_size[0] * patch_size[1])
@@ -40,7 +34,7 @@ def test_patchify_undoes_unpatchify(
 
 
 @given(channels=st.integers(1, 3), grid=pairs, patch_size=pairs)
-def test_patches_come_row_by_row_and_inside_each_by_channel_row_and_column(
+def test_patch_order_is_row_major_and_channel_first(
     channels: int, grid: tuple[int, int], patch_size: tuple[int, int]
 ) -> None:
     (rows, columns), (height, width) = grid, patch_size
@@ -52,13 +46,13 @@ def test_patches_come_row_by_row_and_inside_each_by_channel_row_and_column(
             assert torch.equal(patches[0, row * columns + column], cut.flatten())
 
 
-def test_a_single_number_is_a_square_patch() -> None:
+def test_integer_patch_size_is_square() -> None:
     images = torch.randn(2, 3, 8, 12)
     assert torch.equal(patchify(images, patch_size=4), patchify(images, patch_size=(4, 4)))
 
 
 @given(channels=st.integers(1, 4), width=st.integers(1, 6), grid=pairs, patch_size=pairs)
-def test_the_projection_of_patches_is_a_strided_convolution(
+def test_patch_projection_equals_a_strided_convolution(
     channels: int, width: int, grid: tuple[int, int], patch_size: tuple[int, int]
 ) -> None:
     projection = PatchProjection(channels=channels, patch_size=patch_size, width=width).double()
@@ -72,36 +66,36 @@ def test_the_projection_of_patches_is_a_strided_convolution(
 
 
 @given(data=st.data(), batch=st.integers(1, 4), patches=st.integers(1, 30))
-def test_random_patches_are_distinct_sorted_and_in_range(data: st.DataObject, batch: int, patches: int) -> None:
+def test_sampled_patches_are_distinct_sorted_and_in_range(data: st.DataObject, batch: int, patches: int) -> None:
     keep = data.draw(st.integers(1, patches))
-    indices = random_patches(batch, patches=patches, keep=keep)
+    indices = sample_patches(batch, patches=patches, count=keep)
     assert indices.shape == (batch, keep)
     assert indices.min() >= 0
     assert indices.max() < patches
     assert (indices.diff(dim=1) > 0).all()
 
 
-def test_random_patches_follow_their_generator() -> None:
+def test_sampled_patches_follow_the_generator() -> None:
     def draw(seed: int) -> torch.Tensor:
-        return random_patches(4, patches=30, keep=10, generator=torch.Generator().manual_seed(seed))
+        return sample_patches(4, patches=30, count=10, generator=torch.Generator().manual_seed(seed))
 
     assert torch.equal(draw(1), draw(1))
     assert not torch.equal(draw(1), draw(2))
 
 
-def test_random_patches_leave_no_patch_out_more_than_another() -> None:
-    indices = random_patches(4000, patches=8, keep=2)
-    # Each patch is kept 1000 times on average with deviation 27, so 5 deviations are 140.
+def test_patches_are_sampled_uniformly() -> None:
+    indices = sample_patches(4000, patches=8, count=2)
+    # Each patch is sampled 1000 times on average with standard deviation 27; 5 of them are 140.
     assert (torch.bincount(indices.flatten(), minlength=8) - 1000).abs().max() < 140
 
 
-def test_images_of_one_batch_keep_different_patches() -> None:
-    indices = random_patches(2, patches=100, keep=50)
+def test_patches_are_sampled_per_image() -> None:
+    indices = sample_patches(2, patches=100, count=50)
     assert not torch.equal(indices[0], indices[1])
 
 
 @given(data=st.data(), batch=st.integers(1, 3), patches=st.integers(1, 12))
-def test_selected_patches_are_those_at_the_indices_of_each_image(data: st.DataObject, batch: int, patches: int) -> None:
+def test_select_patches_gathers_per_image(data: st.DataObject, batch: int, patches: int) -> None:
     kept = data.draw(st.integers(1, patches))
     index = st.integers(0, patches - 1)
     rows = data.draw(st.lists(st.lists(index, min_size=kept, max_size=kept), min_size=batch, max_size=batch))
@@ -113,13 +107,13 @@ def test_selected_patches_are_those_at_the_indices_of_each_image(data: st.DataOb
 
 
 @given(grid=pairs, patch_size=pairs)
-def test_the_grid_counts_patches_down_and_across(grid: tuple[int, int], patch_size: tuple[int, int]) -> None:
+def test_grid_is_rows_and_columns(grid: tuple[int, int], patch_size: tuple[int, int]) -> None:
     image_size = (grid[0] * patch_size[0], grid[1] * patch_size[1])
     assert patch_grid(image_size, patch_size=patch_size) == grid
 
 
 @given(grid=pairs, patch_size=st.tuples(st.integers(2, 9), st.integers(2, 9)), data=st.data())
-def test_a_patch_that_does_not_divide_the_image_is_refused_with_a_size_that_works(
+def test_indivisible_image_size_is_rejected_with_the_nearest(
     grid: tuple[int, int], patch_size: tuple[int, int], data: st.DataObject
 ) -> None:
     axis = data.draw(st.sampled_from([0, 1]))
@@ -140,7 +134,7 @@ def test_a_patch_that_does_not_divide_the_image_is_refused_with_a_size_that_work
 @pytest.mark.parametrize(
     ("image_size", "patch_size"), [(0, 16), (-224, 16), (224, 0), ((224, -16), 16), (32, (16, -16))]
 )
-def test_sizes_below_one_pixel_are_refused(
+def test_sizes_below_one_pixel_are_rejected(
     image_size: int | tuple[int, int], patch_size: int | tuple[int, int]
 ) -> None:
     with pytest.raises(ConfigError, match="sizes must be positive") as raised:
@@ -148,6 +142,6 @@ def test_sizes_below_one_pixel_are_refused(
     assert raised.value.expected == "1 pixel or more"
 
 
-def test_patchify_refuses_images_that_patches_do_not_fill() -> None:
+def test_patchify_rejects_indivisible_images() -> None:
     with pytest.raises(ConfigError, match=r"expected multiples of 16×16, got 32×40"):
         patchify(torch.zeros(1, 3, 32, 40), patch_size=16)

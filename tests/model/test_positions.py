@@ -1,4 +1,4 @@
-"""Additive positions: every kind at every place, against tables and forward passes written out by hand."""
+"""Additive positions: every kind at every injection, against tables and forward passes written by hand."""
 
 import math
 from itertools import product
@@ -10,39 +10,39 @@ from hypothesis import strategies as st
 from model_cases import (
     ALLOWED,
     EMBEDDING_INJECTIONS,
-    MISPLACED,
-    PLACED,
+    INVALID_INJECTIONS,
+    VALID_INJECTIONS,
     images_for,
-    placed,
     random_vit,
-    slow_attention,
+    reference_attention,
     small,
+    with_positions,
 )
 from torch import Tensor
 
 from vitkit.core.errors import ConfigError
-from vitkit.model.config import TokenConfig
+from vitkit.model.config import PositionConfig, TokenConfig
 from vitkit.model.patches import patchify, unpatchify
-from vitkit.model.positions import LearnedPositions2d, PositionConfig, sincos_2d
+from vitkit.model.positions import LearnedPositions2d, sincos_2d
 from vitkit.model.vit import ViT
 
 EXACT = {"rtol": 0.0, "atol": 1e-11}  # float64 on both sides: only the order of summation differs
 
 
-# What goes with what
+# Kinds and injections
 
 
 @pytest.mark.parametrize("pooling", ["class", "mean", "map"])
-@pytest.mark.parametrize(("kind", "injection"), PLACED)
-def test_every_kind_runs_at_every_place_it_may_enter(kind: str, injection: str, pooling: str) -> None:
-    config = placed(kind, injection, pooling=pooling)
+@pytest.mark.parametrize(("kind", "injection"), VALID_INJECTIONS)
+def test_every_kind_runs_at_every_injection(kind: str, injection: str, pooling: str) -> None:
+    config = with_positions(kind, injection, pooling=pooling)
     logits = random_vit(config)(images_for(config))
     assert logits.shape == (2, 5)
     assert logits.isfinite().all()
 
 
-@pytest.mark.parametrize(("kind", "injection"), MISPLACED)
-def test_a_kind_at_another_place_is_refused_with_the_places_it_may_enter(kind: str, injection: str) -> None:
+@pytest.mark.parametrize(("kind", "injection"), INVALID_INJECTIONS)
+def test_unsupported_injection_is_rejected(kind: str, injection: str) -> None:
     with pytest.raises(ConfigError, match=f"{kind} positions cannot be injected there") as raised:
         PositionConfig(kind=kind, injection=injection)
     assert raised.value.got == injection
@@ -61,28 +61,30 @@ def test_a_kind_at_another_place_is_refused_with_the_places_it_may_enter(kind: s
         ("rotary", "shared"),
     ],
 )
-def test_without_a_choice_positions_enter_at_their_usual_place(kind: str, place: str) -> None:
-    assert PositionConfig(kind=kind).place == place
+def test_default_injection_of_each_kind(kind: str, place: str) -> None:
+    assert PositionConfig(kind=kind).injection_point == place
 
 
 @pytest.mark.parametrize(("kind", "width", "heads", "multiple"), [("learned_2d", 15, 3, 2), ("sincos_2d", 18, 2, 4)])
-def test_a_width_that_a_table_cannot_split_is_refused(kind: str, width: int, heads: int, multiple: int) -> None:
+def test_width_that_does_not_suit_a_table_is_rejected(kind: str, width: int, heads: int, multiple: int) -> None:
     with pytest.raises(ConfigError, match=f"the width does not suit {kind} positions") as raised:
-        placed(kind, width=width, heads=heads)
+        with_positions(kind, width=width, heads=heads)
     assert (raised.value.expected, raised.value.got) == (f"a multiple of {multiple}", width)
 
 
 @pytest.mark.parametrize("kind", ["learned_1d", "learned_2d"])
-def test_each_layer_has_a_table_of_its_own_only_at_every_layer(kind: str) -> None:
+def test_every_layer_injection_has_one_table_per_layer(kind: str) -> None:
     def tables(injection: str) -> int:
-        names = [name for name, _ in ViT(placed(kind, injection, depth=3)).named_parameters() if "pos_embed" in name]
+        names = [
+            name for name, _ in ViT(with_positions(kind, injection, depth=3)).named_parameters() if "pos_embed" in name
+        ]
         return len(names) // (3 if kind == "learned_2d" else 1)  # x, y and the class token's row
 
     assert (tables("stem"), tables("shared"), tables("every_layer")) == (1, 1, 3)
 
 
-def test_sine_cosine_tables_are_not_learned() -> None:
-    model = ViT(placed("sincos_2d"))
+def test_sincos_tables_are_not_learned() -> None:
+    model = ViT(with_positions("sincos_2d"))
     assert [name for name, parameter in model.named_parameters() if not parameter.requires_grad] == ["pos_embed"]
 
 
@@ -90,9 +92,7 @@ def test_sine_cosine_tables_are_not_learned() -> None:
 
 
 @given(rows=st.integers(1, 5), columns=st.integers(1, 5), half=st.integers(1, 4), prefix=st.integers(0, 2))
-def test_a_two_dimensional_embedding_is_that_of_its_column_beside_that_of_its_row(
-    rows: int, columns: int, half: int, prefix: int
-) -> None:
+def test_learned_2d_concatenates_column_and_row(rows: int, columns: int, half: int, prefix: int) -> None:
     positions = LearnedPositions2d(grid=(rows, columns), width=2 * half, prefix=prefix)
     with torch.no_grad():
         for parameter in positions.parameters():
@@ -115,7 +115,7 @@ def test_a_two_dimensional_embedding_is_that_of_its_column_beside_that_of_its_ro
     prefix=st.integers(0, 2),
     like=st.sampled_from(["big_vision", "mae"]),
 )
-def test_sine_cosine_tables_follow_their_formula(rows: int, columns: int, quarter: int, prefix: int, like: str) -> None:
+def test_sincos_tables_follow_their_formula(rows: int, columns: int, quarter: int, prefix: int, like: str) -> None:
     table = sincos_2d((rows, columns), width=4 * quarter, like=like, prefix=prefix)
     # big_vision: ω = i / (D/4 - 1), which is 0 / 0 for a single frequency, taken as 0. MAE: ω = i / (D/4).
     steps = quarter if like == "mae" else max(quarter - 1, 1)
@@ -132,16 +132,16 @@ def test_big_vision_and_mae_space_their_frequencies_differently() -> None:
     assert not torch.allclose(sincos_2d((3, 3), width=16), sincos_2d((3, 3), width=16, like="mae"))
 
 
-def test_the_released_sine_cosine_table_reaches_the_lowest_frequency_of_one_in_ten_thousand() -> None:
+def test_big_vision_sincos_reaches_the_lowest_frequency() -> None:
     across = sincos_2d((1, 2), width=16)[0, 1]
     assert across[3].item() == pytest.approx(math.sin(1e-4), rel=1e-6)
 
 
-# Where the tables enter, against a forward pass written out
+# Injections, against a forward pass written by hand
 
 
 def table_by_hand(model: ViT, layer: int | None) -> Tensor:
-    """E_pos, as the model's parameters and the paper's words have it."""
+    """Return E_pos by the paper's definition."""
     config = model.config
     rows, columns = config.grid
     if config.positions.kind == "sincos_2d":
@@ -158,8 +158,8 @@ def table_by_hand(model: ViT, layer: int | None) -> Tensor:
 
 
 def tokens_by_hand(model: ViT, images: Tensor) -> Tensor:
-    """z_L by equations 1 to 3, with positions where the paper's three ways put them."""
-    place = model.config.positions.place
+    """Return z_L by equations 1 to 3, with positions injected in the paper's three ways."""
+    place = model.config.positions.injection_point
     patches = model.patch_embed(images)
     tokens = torch.cat([model.cls_token.expand(len(images), -1, -1), patches], dim=1)
     if place == "stem":
@@ -170,7 +170,7 @@ def tokens_by_hand(model: ViT, images: Tensor) -> Tensor:
         if place == "every_layer":
             tokens = tokens + table_by_hand(model, layer)
         attention = block.attn
-        tokens = tokens + slow_attention(
+        tokens = tokens + reference_attention(
             block.norm1(tokens), qkv=attention.qkv, proj=attention.proj, heads=attention.heads
         )
         tokens = tokens + block.mlp(block.norm2(tokens))
@@ -178,8 +178,8 @@ def tokens_by_hand(model: ViT, images: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize(("kind", "injection"), EMBEDDING_INJECTIONS)
-def test_positions_enter_as_the_equations_say(kind: str, injection: str) -> None:
-    config = placed(kind, injection, depth=3)
+def test_positions_are_added_where_the_equations_say(kind: str, injection: str) -> None:
+    config = with_positions(kind, injection, depth=3)
     model = random_vit(config, dtype=torch.float64)
     images = images_for(config, dtype=torch.float64)
     torch.testing.assert_close(model.encode(model.embed(images)).tokens, tokens_by_hand(model, images), **EXACT)
@@ -194,7 +194,7 @@ def test_positions_are_added_to_the_class_token_too() -> None:
 
 
 @pytest.mark.parametrize("kind", ["learned_1d", "learned_2d", "sincos_2d"])
-def test_positions_that_cover_patches_only_leave_the_class_token_as_it_is(kind: str) -> None:
+def test_patch_only_positions_leave_the_class_token_unchanged(kind: str) -> None:
     config = small(positions=PositionConfig(kind=kind, covers="patches"))
     model = random_vit(config)
     images = images_for(config)
@@ -211,7 +211,7 @@ def test_registers_have_no_positions() -> None:
     assert not torch.isclose(tokens[:, 1:2], model.dist_token.expand(2, -1, -1)).any()
 
 
-# What positions are for
+# Effects of positions
 
 
 def shuffled(images: Tensor, order: Tensor, *, grid: tuple[int, int]) -> Tensor:
@@ -220,8 +220,8 @@ def shuffled(images: Tensor, order: Tensor, *, grid: tuple[int, int]) -> Tensor:
 
 
 @pytest.mark.parametrize("pooling", ["class", "mean", "map"])
-def test_without_positions_the_order_of_patches_does_not_matter(pooling: str) -> None:
-    config = placed("none", pooling=pooling)
+def test_without_positions_patch_order_does_not_matter(pooling: str) -> None:
+    config = with_positions("none", pooling=pooling)
     model = random_vit(config, dtype=torch.float64)
     images = images_for(config, dtype=torch.float64)
     order = torch.randperm(config.patches)
@@ -230,9 +230,9 @@ def test_without_positions_the_order_of_patches_does_not_matter(pooling: str) ->
 
 
 @pytest.mark.parametrize("pooling", ["class", "mean", "map"])
-@pytest.mark.parametrize(("kind", "injection"), [case for case in PLACED if case[0] != "none"])
-def test_with_positions_the_order_of_patches_matters(kind: str, injection: str, pooling: str) -> None:
-    config = placed(kind, injection, pooling=pooling)
+@pytest.mark.parametrize(("kind", "injection"), [case for case in VALID_INJECTIONS if case[0] != "none"])
+def test_with_positions_patch_order_matters(kind: str, injection: str, pooling: str) -> None:
+    config = with_positions(kind, injection, pooling=pooling)
     model = random_vit(config, dtype=torch.float64)
     images = images_for(config, dtype=torch.float64)
     moved = shuffled(images, torch.randperm(config.patches), grid=config.grid)
@@ -241,8 +241,8 @@ def test_with_positions_the_order_of_patches_matters(kind: str, injection: str, 
 
 
 @pytest.mark.parametrize("kind", ["learned_1d", "learned_2d", "sincos_2d"])
-def test_one_patch_moved_moves_by_the_difference_of_its_positions(kind: str) -> None:
-    config = placed(kind, pooling="mean")
+def test_moved_patch_changes_by_the_position_difference(kind: str) -> None:
+    config = with_positions(kind, pooling="mean")
     model = random_vit(config, dtype=torch.float64)
     blank = model.embed(torch.zeros(1, 3, *config.image_size, dtype=torch.float64))
     table = model.token_positions(model.pos_embed)

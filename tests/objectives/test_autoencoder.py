@@ -1,4 +1,4 @@
-"""The masked autoencoder: what its encoder sees, what is asked, and that both are MAE's."""
+"""Masked autoencoder: visible patches, targets, and the loss of transformers."""
 
 import pytest
 import torch
@@ -6,77 +6,74 @@ from oracles import import_transformers
 from torch import Tensor
 
 from vitkit.core.errors import ConfigError
-from vitkit.data.transforms import Preprocessing
-from vitkit.model.config import TokenConfig, ViTConfig
-from vitkit.model.encoder import BlockConfig
-from vitkit.model.heads import HeadConfig
-from vitkit.model.masked import AutoencoderConfig, MaskedAutoencoder
-from vitkit.model.positions import PositionConfig
-from vitkit.model.resnet import BackboneConfig
+from vitkit.data.preprocessing import Preprocessing
+from vitkit.model.config import BackboneConfig, BlockConfig, HeadConfig, PositionConfig, TokenConfig, ViTConfig
+from vitkit.model.masked import MaskedAutoencoder
+from vitkit.model.pretraining_config import MAEConfig
 from vitkit.model.vit import ViT
-from vitkit.objectives.autoencoder import FillingIn, FillingTask
-from vitkit.objectives.objective import Chance, Unlabelled
+from vitkit.objectives.base import PerImageRNG, SelfSupervised
+from vitkit.objectives.mae import MAEObjective, MAETargets
 
-SIZES = {"image_size": 16, "patch_size": 4, "width": 32, "depth": 2, "heads": 2, "mlp_dim": 64, "classes": 0}
+SIZES = {"image_size": 16, "patch_size": 4, "width": 32, "depth": 2, "heads": 2, "mlp_dim": 64, "num_classes": 0}
 VIT = ViTConfig(**SIZES)
-DECODER = AutoencoderConfig(width=16, depth=1, heads=2)
-FED = Preprocessing(image_size=16, mean=(0.485, 0.456, 0.406), deviation=(0.229, 0.224, 0.225))
-GREY = Preprocessing(image_size=16, channels=1, mean=(0.5,), deviation=(0.5,))
+DECODER = MAEConfig(width=16, depth=1, heads=2)
+PREPROCESSING = Preprocessing(image_size=16, mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))
+GRAY = Preprocessing(image_size=16, channels=1, mean=(0.5,), std=(0.5,))
 
 
-def made(config: ViTConfig = VIT, decoder: AutoencoderConfig = DECODER) -> tuple[MaskedAutoencoder, FillingIn]:
-    fed = FED if config.channels == 3 else GREY
-    return MaskedAutoencoder(ViT(config), decoder), FillingIn(decoder, config, fed=fed)
+def make(config: ViTConfig = VIT, decoder: MAEConfig = DECODER) -> tuple[MaskedAutoencoder, MAEObjective]:
+    preprocessing = PREPROCESSING if config.channels == 3 else GRAY
+    return MaskedAutoencoder(ViT(config), decoder), MAEObjective(decoder, config, preprocessing=preprocessing)
 
 
-def drawn(count: int, *, fed: Preprocessing = FED) -> tuple[Tensor, Tensor]:
-    pixels = torch.randint(0, 256, (count, fed.channels, 16, 16), dtype=torch.uint8)
-    return fed.normalise(pixels), pixels
+def draw_images(count: int, *, preprocessing: Preprocessing = PREPROCESSING) -> tuple[Tensor, Tensor]:
+    pixels = torch.randint(0, 256, (count, preprocessing.channels, 16, 16), dtype=torch.uint8)
+    return preprocessing.normalize(pixels), pixels
 
 
-def test_three_quarters_are_hidden_and_every_patch_is_one_or_the_other() -> None:
-    _, objective = made()
-    images, pixels = drawn(50)
-    task = objective.set_task(images, pixels, chance=Chance(seed=0, use=0))
-    assert (task.visible.shape, task.places.shape) == ((50, 4), (50, 12))
-    both = torch.cat([task.visible, task.places], dim=1).sort(dim=1).values
+def test_three_quarters_of_the_patches_are_hidden() -> None:
+    _, objective = make()
+    images, pixels = draw_images(50)
+    targets = objective.make_targets(images, pixels, rng=PerImageRNG(seed=0, use=0))
+    assert (targets.visible.shape, targets.hidden.shape) == ((50, 4), (50, 12))
+    both = torch.cat([targets.visible, targets.hidden], dim=1).sort(dim=1).values
     assert torch.equal(both, torch.arange(16).expand(50, -1))
     # 200 visible places among 16: five binomial deviations of 12.5 are 17.
-    assert torch.bincount(task.visible.flatten(), minlength=16).max() < 12.5 + 17
+    assert torch.bincount(targets.visible.flatten(), minlength=16).max() < 12.5 + 17
 
 
-def test_the_encoder_sees_only_visible_patches() -> None:
-    model, objective = made()
-    images, pixels = drawn(3)
-    task = objective.set_task(images, pixels, chance=Chance(seed=0, use=0))
+def test_encoder_sees_only_visible_patches() -> None:
+    model, objective = make()
+    images, pixels = draw_images(3)
+    targets = objective.make_targets(images, pixels, rng=PerImageRNG(seed=0, use=0))
     changed = images.clone()
     for image in range(3):
-        for place in task.places[image].tolist():
+        for place in targets.hidden[image].tolist():
             top, left = place // 4 * 4, place % 4 * 4
             changed[image, :, top : top + 4, left : left + 4] = torch.randn(3, 4, 4) * 100
     model.eval()
     with torch.no_grad():
-        before, after = (model.encode_visible(each, task.visible) for each in (images, changed))
-        answers = [model(each, task.visible, task.places) for each in (images, changed)]
+        before, after = (model.encode_visible(each, targets.visible) for each in (images, changed))
+        answers = [model(each, targets.visible, targets.hidden) for each in (images, changed)]
     assert before.shape == (3, 1 + 4, 32)  # the class token and a quarter of the patches
     assert torch.equal(before, after)
     assert torch.equal(*answers)
-    top, left = (int(task.visible[0, 0]) // 4 * 4, int(task.visible[0, 0]) % 4 * 4)
+    top, left = (int(targets.visible[0, 0]) // 4 * 4, int(targets.visible[0, 0]) % 4 * 4)
     changed[0, :, top : top + 4, left : left + 4] += 1.0
     with torch.no_grad():
-        assert not torch.equal(model.encode_visible(changed, task.visible)[0], before[0])
+        assert not torch.equal(model.encode_visible(changed, targets.visible)[0], before[0])
 
 
-@pytest.mark.parametrize("normalise", [True, False])
-def test_the_loss_equals_a_slow_loop(normalise: bool) -> None:
-    decoder = AutoencoderConfig(width=16, depth=1, heads=2, normalise=normalise)
-    model, objective = made(decoder=decoder)
-    images, pixels = drawn(2)
-    task = objective.set_task(images, pixels, chance=Chance(seed=3, use=1))
-    said = model(images, task.visible, task.places)
+@pytest.mark.parametrize("normalize", [True, False])
+def test_loss_equals_a_slow_loop(normalize: bool) -> None:
+    decoder = MAEConfig(width=16, depth=1, heads=2, normalize=normalize)
+    model, objective = make(decoder=decoder)
+    images, pixels = draw_images(2)
+    targets = objective.make_targets(images, pixels, rng=PerImageRNG(seed=3, use=1))
+    said = model(images, targets.visible, targets.hidden)
     losses = []
     for image in range(2):
-        for asked, place in enumerate(task.places[image].tolist()):
+        for asked, place in enumerate(targets.hidden[image].tolist()):
             top, left = place // 4 * 4, place % 4 * 4
             numbers = [
                 float(images[image, channel, top + down, left + across])
@@ -84,18 +81,18 @@ def test_the_loss_equals_a_slow_loop(normalise: bool) -> None:
                 for across in range(4)
                 for channel in range(3)
             ]
-            if normalise:
+            if normalize:
                 mean = sum(numbers) / 48
                 variance = sum((number - mean) ** 2 for number in numbers) / 47
                 numbers = [(number - mean) / (variance + 1e-6) ** 0.5 for number in numbers]
             guesses = said[image, asked].tolist()
             losses.append(sum((one - other) ** 2 for one, other in zip(guesses, numbers, strict=True)) / 48)
     # float32 against Python's float64: 1e-7 of each number
-    assert objective(model, images, task).loss.item() == pytest.approx(sum(losses) / len(losses), abs=1e-5)
-    assert objective(model, images, task).sums == {}
+    assert objective(model, images, targets).loss.item() == pytest.approx(sum(losses) / len(losses), abs=1e-5)
+    assert objective(model, images, targets).metrics == {}
 
 
-def test_the_loss_is_that_of_transformers() -> None:
+def test_loss_equals_transformers() -> None:
     transformers = import_transformers()
     sizes = {
         "image_size": 16,
@@ -120,26 +117,29 @@ def test_the_loss_is_that_of_transformers() -> None:
                 each.normal_(0.0, 0.1, generator=generator)
     positions = PositionConfig(kind="sincos_2d", sincos="mae")
     vit = ViTConfig(**SIZES, positions=positions, block=BlockConfig(activation="gelu_erf"))
-    settings = AutoencoderConfig(width=16, depth=2, heads=2)
-    ours, objective = MaskedAutoencoder(ViT(vit), settings).eval(), FillingIn(settings, vit, fed=FED)
-    ours.load_state_dict(in_our_names(theirs.state_dict()))
+    settings = MAEConfig(width=16, depth=2, heads=2)
+    ours, objective = (
+        MaskedAutoencoder(ViT(vit), settings).eval(),
+        MAEObjective(settings, vit, preprocessing=PREPROCESSING),
+    )
+    ours.load_state_dict(convert_names(theirs.state_dict()))
 
-    images, _ = drawn(4)
+    images, _ = draw_images(4)
     noise = torch.rand(4, 16, generator=generator)
     with torch.no_grad():
         expected = theirs(images, noise=noise)
-        task = objective.task(images, noise)
-        said = ours(images, task.visible, task.places)
-        loss = objective(ours, images, task).loss
-    hidden = torch.zeros(4, 16).scatter(1, task.places, 1.0)
+        targets = objective.targets_from_noise(images, noise)
+        said = ours(images, targets.visible, targets.hidden)
+        loss = objective(ours, images, targets).loss
+    hidden = torch.zeros(4, 16).scatter(1, targets.hidden, 1.0)
     assert torch.equal(hidden, expected.mask)
-    asked = expected.logits.gather(1, task.places[:, :, None].expand(-1, -1, 48))
+    asked = expected.logits.gather(1, targets.hidden[:, :, None].expand(-1, -1, 48))
     torch.testing.assert_close(said, asked, rtol=0, atol=1e-5)
     torch.testing.assert_close(loss, expected.loss, rtol=0, atol=1e-5)
 
 
-def in_our_names(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The weights of transformers' model in ours; the decoder's own names are MAE's, with a prefix."""
+def convert_names(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Rename the weights of transformers' model to ours."""
     renamed: dict[str, Tensor] = {}
     whole = {
         "vit.embeddings.cls_token": "encoder.cls_token",
@@ -188,11 +188,11 @@ def in_our_names(state: dict[str, Tensor]) -> dict[str, Tensor]:
     return renamed | {name: torch.cat([found[letter] for letter in "qkv"]) for name, found in parts.items()}
 
 
-def test_noise_hides_the_same_patches_as_the_released_code() -> None:
-    _, objective = made()
+def test_noise_hides_the_patches_of_the_released_code() -> None:
+    _, objective = make()
     noise = torch.tensor([[0.9, 0.1, 0.8, 0.2, 0.3, 0.4] + [0.5] * 9 + [0.0]])
-    task = objective.task(torch.zeros(1, 3, 16, 16), noise)
-    assert task.visible.tolist() == [[1, 3, 4, 15]]
+    targets = objective.targets_from_noise(torch.zeros(1, 3, 16, 16), noise)
+    assert targets.visible.tolist() == [[1, 3, 4, 15]]
 
 
 @pytest.mark.parametrize(
@@ -209,10 +209,10 @@ def test_noise_hides_the_same_patches_as_the_released_code() -> None:
     ],
     ids=str,
 )
-def test_all_that_learns_receives_a_gradient(changes) -> None:
-    model, objective = made(ViTConfig(**(SIZES | changes)))
-    images, pixels = drawn(8, fed=objective.fed)
-    objective(model, images, objective.set_task(images, pixels, chance=Chance(seed=0, use=0))).loss.backward()
+def test_every_trainable_parameter_has_a_gradient(changes) -> None:
+    model, objective = make(ViTConfig(**(SIZES | changes)))
+    images, pixels = draw_images(8, preprocessing=objective.preprocessing)
+    objective(model, images, objective.make_targets(images, pixels, rng=PerImageRNG(seed=0, use=0))).loss.backward()
     learning = {name: each for name, each in model.named_parameters() if each.requires_grad}
     assert [name for name, each in learning.items() if each.grad is None or not each.grad.any()] == []
     assert "mask_token" in learning
@@ -220,55 +220,55 @@ def test_all_that_learns_receives_a_gradient(changes) -> None:
 
 
 def test_hidden_patches_are_learned_from_visible_ones() -> None:
-    grey = ViTConfig(**(SIZES | {"channels": 1}))
-    decoder = AutoencoderConfig(width=16, depth=1, heads=2, normalise=False)
-    model, objective = made(grey, decoder)
+    gray = ViTConfig(**(SIZES | {"channels": 1}))
+    decoder = MAEConfig(width=16, depth=1, heads=2, normalize=False)
+    model, objective = make(gray, decoder)
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
     losses = []
     for step in range(80):
         pixels = (torch.randint(0, 2, (32, 1, 1, 1)) * 255).expand(-1, 1, 16, 16).to(torch.uint8)
-        images = GREY.normalise(pixels)
-        outcome = objective(model, images, objective.set_task(images, pixels, chance=Chance(seed=0, use=step)))
+        images = GRAY.normalize(pixels)
+        output = objective(model, images, objective.make_targets(images, pixels, rng=PerImageRNG(seed=0, use=step)))
         optimizer.zero_grad()
-        outcome.loss.backward()
+        output.loss.backward()
         optimizer.step()
-        losses.append(outcome.loss.item())
-    assert losses[0] > 0.8  # black and white are −1 and 1: who knows nothing is wrong by 1
+        losses.append(output.loss.item())
+    assert losses[0] > 0.8  # black and white are −1 and 1: without knowledge the error is 1
     assert sum(losses[-10:]) / 10 < 0.05
 
 
-def test_a_picture_of_the_right_answers_is_the_image() -> None:
-    _, objective = made()
-    images, pixels = drawn(2)
-    task = objective.set_task(images, pixels, chance=Chance(seed=0, use=0))
+def test_reconstruction_of_the_targets_is_the_image() -> None:
+    _, objective = make()
+    images, pixels = draw_images(2)
+    targets = objective.make_targets(images, pixels, rng=PerImageRNG(seed=0, use=0))
 
-    class Knows(torch.nn.Module):
+    class Perfect(torch.nn.Module):
         def forward(self, images: Tensor, visible: Tensor, places: Tensor) -> Tensor:
-            return task.answers
+            return targets.values
 
-    shown = objective.reconstruct(Knows(), images, pixels, task)
-    # Two normalisations undone in float32, at most 255: some 1e-4
+    shown = objective.reconstruct(Perfect(), images, pixels, targets)
+    # Two normalizations undone in float32, at most 255: some 1e-4
     torch.testing.assert_close(shown.predicted, pixels.float(), rtol=0, atol=1e-2)
     assert shown.hidden.float().mean() == 0.75
 
 
-def test_an_image_has_the_same_task_in_any_batch() -> None:
-    _, objective = made()
-    images, pixels = drawn(5)
-    together = objective.set_task(images, pixels, chance=Chance(seed=0, use=1))
-    apart = objective.set_task(images[3:], pixels[3:], chance=Chance(seed=0, use=1, first=3))
+def test_targets_do_not_depend_on_the_batch() -> None:
+    _, objective = make()
+    images, pixels = draw_images(5)
+    together = objective.make_targets(images, pixels, rng=PerImageRNG(seed=0, use=1))
+    apart = objective.make_targets(images[3:], pixels[3:], rng=PerImageRNG(seed=0, use=1, first=3))
     assert all(torch.equal(one[3:], other) for one, other in zip(together, apart, strict=True))
-    assert isinstance(together, FillingTask)
-    assert isinstance(objective, Unlabelled)
+    assert isinstance(together, MAETargets)
+    assert isinstance(objective, SelfSupervised)
 
 
-def test_what_cannot_be_hidden_is_refused() -> None:
-    with pytest.raises(ConfigError, match="left out only where"):
-        made(ViTConfig(**SIZES, positions=PositionConfig(kind="rotary")))
+def test_unsupported_models_are_rejected() -> None:
+    with pytest.raises(ConfigError, match="can be removed only if"):
+        make(ViTConfig(**SIZES, positions=PositionConfig(kind="rotary")))
     hybrid = SIZES | {"image_size": 32, "patch_size": 1}
-    with pytest.raises(ConfigError, match="neighbours"):
-        made(ViTConfig(**hybrid, backbone=BackboneConfig(units=(1,), root_width=32)))
-    with pytest.raises(ConfigError, match="nothing seen"):
-        made(ViTConfig(**(SIZES | {"patch_size": 8})), AutoencoderConfig(width=16, depth=1, heads=2, hidden=0.9))
+    with pytest.raises(ConfigError, match="independent of each other"):
+        make(ViTConfig(**hybrid, backbone=BackboneConfig(units=(1,), root_width=32)))
+    with pytest.raises(ConfigError, match="leaves no patch to see"):
+        make(ViTConfig(**(SIZES | {"patch_size": 8})), MAEConfig(width=16, depth=1, heads=2, mask_ratio=0.9))
     with pytest.raises(ConfigError, match="multiple of 4"):
-        AutoencoderConfig(width=18, heads=2)
+        MAEConfig(width=18, heads=2)

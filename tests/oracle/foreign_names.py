@@ -1,5 +1,4 @@
-"""Our tensors under other libraries' names: weights to load, or gradients to compare. One direction is all that a
-comparison needs; the package's own converters are not used."""
+"""Conversion of our tensors to the names of other libraries, independent of the package's formats."""
 
 import re
 from collections.abc import Mapping
@@ -12,7 +11,7 @@ Table = Mapping[str, str]
 
 
 def renamed(tensors: Tensors, table: Table) -> dict[str, Tensor]:
-    """Every name rewritten by the one row that matches it; names that no row matches stay."""
+    """Rename each tensor by the row that matches it; other names stay."""
 
     def rename(name: str) -> str:
         found = [match.expand(theirs) for ours, theirs in table.items() if (match := re.fullmatch(ours, name))]
@@ -23,15 +22,15 @@ def renamed(tensors: Tensors, table: Table) -> dict[str, Tensor]:
 
 
 def split(tensors: Tensors, fused: str, parts: tuple[str, ...]) -> dict[str, Tensor]:
-    """Layers called `fused` taken apart, along their outputs, into layers of their own."""
-    taken_apart: dict[str, Tensor] = {}
+    """Split layers called `fused` along their outputs."""
+    parts_by_name: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
         if f".{fused}." in name:
             for part, piece in zip(parts, tensor.chunk(len(parts)), strict=True):
-                taken_apart[name.replace(f".{fused}.", f".{part}.")] = piece
+                parts_by_name[name.replace(f".{fused}.", f".{part}.")] = piece
         else:
-            taken_apart[name] = tensor
-    return taken_apart
+            parts_by_name[name] = tensor
+    return parts_by_name
 
 
 # timm: ours, but for the two heads of a distilled model, the bare stem under R+Ti/16 and BiT's convolution as a head
@@ -54,7 +53,7 @@ def timm_bit(ours: Tensors) -> dict[str, Tensor]:
 
 
 def timm_without_class_positions(ours: Tensors) -> dict[str, Tensor]:
-    """The class token's position added into the token itself, as timm stores DINOv2 with registers."""
+    """Add the class token's position to the token, as timm stores DINOv2 with registers."""
     first, rest = ours["pos_embed"].tensor_split([1], dim=1)
     return {**ours, "cls_token": ours["cls_token"] + first, "pos_embed": rest}
 
@@ -113,7 +112,7 @@ def huggingface_vit(ours: Tensors) -> dict[str, Tensor]:
 
 
 def huggingface_vit_with_pooler(ours: Tensors) -> dict[str, Tensor]:
-    """`ViTModel` alone, without the classifier around it."""
+    """Rename for `ViTModel`, without the classifier."""
     theirs = {name.removeprefix("vit."): tensor for name, tensor in huggingface_vit(ours).items()}
     return {name: tensor for name, tensor in theirs.items() if not name.startswith("classifier.")}
 
@@ -173,7 +172,7 @@ def torchvision(ours: Tensors) -> dict[str, Tensor]:
 
 
 def load(model: torch.nn.Module, tensors: Tensors, *, unused: tuple[str, ...] = ()) -> None:
-    """Load a whole state dict; `unused` are tensors that a plain forward pass does not read."""
+    """Load a complete state dict; `unused` are tensors that a forward pass does not read."""
     found = model.load_state_dict(dict(tensors), strict=False)
     assert not found.unexpected_keys
     assert set(found.missing_keys) <= set(unused)

@@ -1,4 +1,4 @@
-"""Our names and layouts from Google's, for a ViT, a hybrid and a BiT; apart from the package's own converter."""
+"""Conversion of Google's names and layouts to ours, independent of the package's formats."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -55,7 +55,7 @@ def our_name(name: str, table: Mapping[str, str]) -> str:
 
 
 def our_layout(name: str, tensor: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Kernels have outputs first with us and last with Google; heads and norms have their axes flattened."""
+    """Convert a layout: our kernels have outputs first, Google's last; heads and norms are flattened."""
     if name.endswith("attn.proj.weight"):
         return tensor.reshape(-1, tensor.shape[-1]).T  # (heads, per head, width)
     if name == "head.weight" and tensor.ndim == 4:
@@ -68,7 +68,7 @@ def our_layout(name: str, tensor: NDArray[np.float32]) -> NDArray[np.float32]:
 
 
 def fused(weights: Weights) -> Iterator[tuple[str, NDArray[np.float32]]]:
-    """For each layer the weight and the bias of q, k and v in one."""
+    """Yield the joined weights and biases of q, k and v of each layer."""
     attention = "Transformer/encoderblock_{}/MultiHeadDotProductAttention_1/{}/{}"
     layer = 0
     while attention.format(layer, "query", "kernel") in weights:

@@ -1,4 +1,4 @@
-"""Position embeddings resampled by us as by each origin's own code."""
+"""Resampling of position embeddings against the code of each origin."""
 
 import json
 from collections import OrderedDict
@@ -20,14 +20,16 @@ from torch import Tensor
 from torch.nn import functional
 from witness.google_numpy import vit_logits
 
-from vitkit.checkpoints.adapt import adapt
-from vitkit.checkpoints.convert import write_as
-from vitkit.checkpoints.foreign import format_called, load
-from vitkit.checkpoints.native import Artefact
-from vitkit.core.shapes import Size, pair
-from vitkit.data.transforms import Preprocessing
-from vitkit.model.resample import Origin, resample_positions
-from vitkit.zoo.lookup import configure, create
+from vitkit.core.sizes import Size, pair
+from vitkit.data.preprocessing import Preprocessing
+from vitkit.model.config import InterpolationOrigin
+from vitkit.model.positions import resample_positions
+from vitkit.weights.adapt_state import adapt_state
+from vitkit.weights.bundle import ModelBundle
+from vitkit.weights.convert import write_format
+from vitkit.weights.formats.registry import get_format
+from vitkit.weights.load import load_bundle
+from vitkit.zoo.registry import configure, create
 
 TOLERANCE = 1e-6  # results are rounded to float32, whose step is 2e-7 at the largest of these numbers
 WIDTH = 8
@@ -40,7 +42,7 @@ OBLONG = [((3, 5), (6, 4)), ((4, 9), (9, 4)), ((1, 8), (1, 5)), ((8, 1), (3, 2))
 
 
 def table(grid: Grid, prefix: int) -> Tensor:
-    """Random embeddings, fifty times as large as they are initialised, so that a rounding shows."""
+    """Draw embeddings fifty times as large as initialized ones, so that rounding errors show."""
     generator = torch.Generator().manual_seed(0)
     return torch.randn(1, prefix + grid[0] * grid[1], WIDTH, generator=generator)
 
@@ -49,7 +51,9 @@ def as_ids(grids: list[tuple[Grid, Grid]]) -> list[Any]:
     return [pytest.param(old, new, id=f"{old[0]}x{old[1]} to {new[0]}x{new[1]}") for old, new in grids]
 
 
-def assert_same(positions: Tensor, expected: Tensor, *, prefix: int, old: Grid, new: Grid, origin: Origin) -> None:
+def assert_same(
+    positions: Tensor, expected: Tensor, *, prefix: int, old: Grid, new: Grid, origin: InterpolationOrigin
+) -> None:
     actual = resample_positions(positions, prefix=prefix, old=old, new=new, origin=origin)
     torch.testing.assert_close(actual, expected, rtol=0, atol=TOLERANCE)
     assert torch.equal(actual[:, :prefix], positions[:, :prefix])
@@ -59,7 +63,7 @@ def assert_same(positions: Tensor, expected: Tensor, *, prefix: int, old: Grid, 
 
 
 def scipy_zoom(positions: Tensor, *, old: Grid, new: Grid, **mode: str) -> Tensor:
-    """The released code: the class token's row kept, the grid zoomed by new / old."""
+    """Resample as the released code does: keep the class token's row, zoom the grid by new / old."""
     grid = positions[0, 1:].reshape(*old, WIDTH).numpy()
     zoomed = scipy.ndimage.zoom(grid, (new[0] / old[0], new[1] / old[1], 1), order=1, **mode)
     assert zoomed.shape == (*new, WIDTH)
@@ -71,9 +75,9 @@ def scipy_zoom(positions: Tensor, *, old: Grid, new: Grid, **mode: str) -> Tenso
 @example(old=(9, 1), new=(4, 3))
 @example(old=(6, 6), new=(1, 1))
 @example(old=(24, 24), new=(22, 22))
-def test_google_resampling_is_scipys_zoom(old: Grid, new: Grid) -> None:
-    """With mode="nearest": without it, where (old - 1) / (new - 1) * (new - 1) rounds up, as from 24 to 22 and from 32
-    to 16, scipy takes the last row to lie outside the grid and fills it with zeros."""
+def test_google_resampling_equals_scipy_zoom(old: Grid, new: Grid) -> None:
+    """Zoom with mode="nearest". By default, if (old - 1) / (new - 1) * (new - 1) rounds up, as from 24 to 22 and from
+    32 to 16, scipy treats the last row as outside the grid and fills it with zeros."""
     positions = table(old, prefix=1)
     expected = scipy_zoom(positions, old=old, new=new, mode="nearest")
     assert_same(positions, expected, prefix=1, old=old, new=new, origin="google")
@@ -83,7 +87,7 @@ RELEASED = [(7, 12), (7, 16), (14, 16), (14, 24), (14, 32), (16, 37), (24, 14), 
 
 
 @pytest.mark.parametrize(("old", "new"), as_ids([((old, old), (new, new)) for old, new in RELEASED]))
-def test_google_resampling_is_the_released_line_between_the_grids_in_use(old: Grid, new: Grid) -> None:
+def test_google_resampling_equals_the_released_code(old: Grid, new: Grid) -> None:
     positions = table(old, prefix=1)
     expected = scipy_zoom(positions, old=old, new=new)
     assert_same(positions, expected, prefix=1, old=old, new=new, origin="google")
@@ -94,7 +98,7 @@ def test_google_resampling_is_the_released_line_between_the_grids_in_use(old: Gr
 
 @pytest.mark.parametrize("prefix", [0, 1, 2])
 @pytest.mark.parametrize(("old", "new"), as_ids(ANY + OBLONG))
-def test_timm_resampling_is_timms(old: Grid, new: Grid, prefix: int) -> None:
+def test_timm_resampling_equals_timm(old: Grid, new: Grid, prefix: int) -> None:
     import_timm()
     from timm.layers import resample_abs_pos_embed  # noqa: PLC0415
 
@@ -107,7 +111,7 @@ def test_timm_resampling_is_timms(old: Grid, new: Grid, prefix: int) -> None:
 
 
 def transformers_resampling(name: str, positions: Tensor, *, old: Grid, new: Grid, prefix: int) -> Tensor:
-    """What a model of transformers, made for a square grid, adds to images of another size."""
+    """Return the positions that a transformers model for a square grid adds to images of another size."""
     model = getattr(import_transformers(), name)
     sizes = {"image_size": 4 * old[0], "patch_size": 4, "hidden_size": WIDTH, "num_attention_heads": 2}
     embeddings = model(model.config_class(**sizes, num_hidden_layers=1)).embeddings
@@ -128,7 +132,9 @@ def transformers_resampling(name: str, positions: Tensor, *, old: Grid, new: Gri
     ],
 )
 @pytest.mark.parametrize(("old", "new"), as_ids(ANY))
-def test_resampling_is_that_of_transformers(old: Grid, new: Grid, name: str, prefix: int, origin: Origin) -> None:
+def test_resampling_equals_transformers(
+    old: Grid, new: Grid, name: str, prefix: int, origin: InterpolationOrigin
+) -> None:
     positions = table(old, prefix)
     expected = transformers_resampling(name, positions, old=old, new=new, prefix=prefix)
     assert_same(positions, expected, prefix=prefix, old=old, new=new, origin=origin)
@@ -138,7 +144,7 @@ def test_resampling_is_that_of_transformers(old: Grid, new: Grid, name: str, pre
 
 
 @pytest.mark.parametrize(("old", "new"), as_ids(SQUARE))
-def test_torchvision_resampling_is_torchvisions(old: Grid, new: Grid) -> None:
+def test_torchvision_resampling_equals_torchvision(old: Grid, new: Grid) -> None:
     interpolate = import_torchvision().models.vision_transformer.interpolate_embeddings
     positions = table(old, prefix=1)
     state = OrderedDict({"encoder.pos_embedding": positions.clone()})
@@ -150,7 +156,7 @@ def test_torchvision_resampling_is_torchvisions(old: Grid, new: Grid) -> None:
 
 
 def facebook_resampling(positions: Tensor, new: Grid) -> Tensor:
-    """DINOv2's own rule: bicubic by the scale of a grid 0.1 larger, not by the grid's size."""
+    """Resample as DINOv2 does: bicubic, with the scale of a grid larger by 0.1."""
     side = int(sqrt(positions.shape[1] - 1))
     grid = positions[:, 1:].reshape(1, side, side, -1).permute(0, 3, 1, 2)
     scale = ((new[0] + 0.1) / side, (new[1] + 0.1) / side)
@@ -159,13 +165,13 @@ def facebook_resampling(positions: Tensor, new: Grid) -> Tensor:
 
 
 @pytest.mark.parametrize(("old", "new"), as_ids([*ANY, ((37, 37), (16, 16)), ((37, 37), (16, 23))]))
-def test_dinov2_resampling_is_facebooks(old: Grid, new: Grid) -> None:
+def test_dinov2_resampling_equals_facebook(old: Grid, new: Grid) -> None:
     positions = table(old, prefix=1)
     expected = facebook_resampling(positions, new)
     assert_same(positions, expected, prefix=1, old=old, new=new, origin="dinov2")
 
 
-def test_the_offset_of_dinov2_matters() -> None:
+def test_dinov2_offset_matters() -> None:
     positions = table((37, 37), prefix=1)
     with_offset, without = (
         resample_positions(positions, prefix=1, old=(37, 37), new=(16, 16), origin=origin)
@@ -183,47 +189,47 @@ ERF = "block.activation=gelu_erf"
 sizes = pytest.mark.parametrize("size", [LARGE, OBLONG_IMAGE], ids=["24x24", "20x12"])
 
 
-def file_of(name: str, place: Path, *settings: str, classes: int = 5) -> Path:
-    """A model of drawn numbers in a format."""
-    config = configure("Ti/16", image_size=OLD, patch_size=4, classes=classes, settings=(*SIZES, *settings))
+def file_of(name: str, place: Path, *settings: str, num_classes: int = 5) -> Path:
+    """Write a randomized model in a format."""
+    config = configure("Ti/16", image_size=OLD, patch_size=4, num_classes=num_classes, settings=(*SIZES, *settings))
     generator = torch.Generator().manual_seed(3)
     shapes = {key: tensor.shape for key, tensor in create(config, device="meta").state_dict().items()}
-    made = Artefact(
+    made = ModelBundle(
         name="small",
         config=config,
         state={key: 0.2 * torch.randn(shape, generator=generator) for key, shape in shapes.items()},
         preprocessing=Preprocessing(image_size=OLD),
-        labels=tuple(map(str, range(classes))),
+        labels=tuple(map(str, range(num_classes))),
     )
-    to = format_called(name)
-    out = place / {"safetensors": "folder", "torch": "model.pth", "npz": "model.npz"}[to.writes]
-    write_as(to, out, made)
+    to = get_format(name)
+    out = place / {"safetensors": "folder", "torch": "model.pth", "npz": "model.npz"}[to.file_type]
+    write_format(to, out, made)
     return out
 
 
-def adapted(path: Path, size: Size, *, format_name: str) -> Artefact:
-    """The model in a file, at another size."""
-    found = load(path, format=format_name)
+def adapted(path: Path, size: Size, *, format_name: str) -> ModelBundle:
+    """Load a model and adapt it to another size."""
+    found = load_bundle(path, format=format_name)
     config = configure(found.config, image_size=size)
-    return replace(found, config=config, state=adapt(found.state, old=found.config, new=config).state)
+    return replace(found, config=config, state=adapt_state(found.state, old=found.config, new=config).state)
 
 
 def images_of(size: Size) -> Tensor:
     return torch.randn(2, 3, *pair(size), generator=torch.Generator().manual_seed(4))
 
 
-def assert_same_logits(ours: Artefact, theirs: Any) -> None:
-    """Our logits are those that `theirs` gives of the same images, up to sums in float32 in another order."""
+def assert_same_logits(ours: ModelBundle, theirs: Any) -> None:
+    """Check that our logits equal those of `theirs` up to float32 summation order."""
     images = images_of(ours.config.image_size)
     with torch.no_grad():
-        actual, expected = ours.model()(images), torch.as_tensor(theirs(images))
+        actual, expected = ours.build_model()(images), torch.as_tensor(theirs(images))
     assert actual.shape == expected.shape
     assert expected.std() > 0.1
     torch.testing.assert_close(actual, expected.float(), rtol=0, atol=1e-5 * max(1.0, float(expected.abs().max())))
 
 
 @sizes
-def test_a_model_of_google_adapted_answers_as_the_released_code_does(tmp_path: Path, size: Size) -> None:
+def test_adapted_google_model_equals_released_code(tmp_path: Path, size: Size) -> None:
     path = file_of("google", tmp_path)
     name, new = "Transformer/posembed_input/pos_embedding", (pair(size)[0] // 4, pair(size)[1] // 4)
     with np.load(path) as file:
@@ -246,7 +252,7 @@ TIMM = {
 
 @sizes
 @pytest.mark.parametrize("settings", TIMM.values(), ids=TIMM)
-def test_a_model_of_timm_adapted_answers_as_timms_own_loading_does(tmp_path: Path, size: Size, settings) -> None:
+def test_adapted_timm_model_equals_timm(tmp_path: Path, size: Size, settings) -> None:
     timm = import_timm()
     path = file_of("timm", tmp_path, ERF, *settings)
     said = json.loads((path / "config.json").read_bytes())
@@ -271,21 +277,21 @@ HUGGING_FACE = {
 
 @sizes
 @pytest.mark.parametrize("name", HUGGING_FACE)
-def test_a_model_of_hugging_face_adapted_answers_as_transformers_does(tmp_path: Path, size: Size, name: str) -> None:
-    settings, classes, model = HUGGING_FACE[name]
+def test_adapted_hugging_face_model_equals_transformers(tmp_path: Path, size: Size, name: str) -> None:
+    settings, num_classes, model = HUGGING_FACE[name]
     format_name = name.partition(",")[0]
-    path = file_of(format_name, tmp_path, *settings, classes=classes)
+    path = file_of(format_name, tmp_path, *settings, num_classes=num_classes)
     theirs = getattr(import_transformers(), model).from_pretrained(path).eval()
 
     def answer(images: Tensor) -> Tensor:
-        if classes:
+        if num_classes:
             return theirs(images, interpolate_pos_encoding=True).logits
         return theirs(images).last_hidden_state[:, 0]
 
     assert_same_logits(adapted(path, size, format_name=format_name), answer)
 
 
-def test_a_model_of_torchvision_adapted_answers_as_torchvisions_own_function_does(tmp_path: Path) -> None:
+def test_adapted_torchvision_model_equals_torchvision(tmp_path: Path) -> None:
     transformer = import_torchvision().models.vision_transformer
     path = file_of("torchvision", tmp_path, ERF)
     state = OrderedDict(torch.load(path, weights_only=True))
@@ -297,7 +303,7 @@ def test_a_model_of_torchvision_adapted_answers_as_torchvisions_own_function_doe
 
 
 def interpolate_pos_embed(positions: Tensor, *, prefix: int, side: int) -> Tensor:
-    """The rule of DeiT's main.py and of MAE's util/pos_embed.py: extra tokens are kept, a square grid is resized."""
+    """Resample as DeiT's main.py and MAE's util/pos_embed.py do: keep extra tokens, resize a square grid."""
     old = int((positions.shape[1] - prefix) ** 0.5)
     extra, patches = positions[:, :prefix], positions[:, prefix:]
     patches = patches.reshape(-1, old, old, positions.shape[2]).permute(0, 3, 1, 2)
@@ -313,8 +319,8 @@ FACEBOOK = {
 
 
 @pytest.mark.parametrize("name", FACEBOOK)
-def test_a_model_of_facebook_adapted_answers_as_its_published_rule_does(tmp_path: Path, name: str) -> None:
-    """The resized tensors are run by timm, which has nothing left to resize; its own rule would give other answers."""
+def test_adapted_facebook_model_equals_its_code(tmp_path: Path, name: str) -> None:
+    """Run the resized tensors in timm, which has nothing left to resize; its own method would differ."""
     timm = import_timm()
     format_name = name.partition(",")[0]
     path = file_of(format_name, tmp_path, *FACEBOOK[name])
@@ -331,10 +337,10 @@ def test_a_model_of_facebook_adapted_answers_as_its_published_rule_does(tmp_path
 
 @sizes
 @pytest.mark.parametrize("registers", [0, 4])
-def test_a_model_of_dinov2_adapted_has_the_positions_of_facebooks_code(tmp_path, size, registers) -> None:
-    """Its interpolate_pos_encoding: an offset of 0.1 for the first models; antialias and no offset with registers."""
+def test_adapted_dinov2_positions_equal_facebook(tmp_path, size, registers) -> None:
+    """Compare with interpolate_pos_encoding: an offset of 0.1 at first; antialias and no offset with registers."""
     settings = (f"tokens.registers={registers}", "positions.origin=dinov2-registers") if registers else ()
-    path = file_of("dinov2", tmp_path, ERF, "block.layer_scale=0.5", *settings, classes=0)
+    path = file_of("dinov2", tmp_path, ERF, "block.layer_scale=0.5", *settings, num_classes=0)
     positions = torch.load(path, weights_only=True)["pos_embed"]
     new = pair(size)[0] // 4, pair(size)[1] // 4
     grid = positions[:, 1:].reshape(1, 14, 14, -1).permute(0, 3, 1, 2)
@@ -348,4 +354,4 @@ def test_a_model_of_dinov2_adapted_has_the_positions_of_facebooks_code(tmp_path,
     ours = adapted(path, size, format_name="dinov2")
     torch.testing.assert_close(ours.state["pos_embed"], expected, rtol=0, atol=TOLERANCE)
     if registers:
-        assert torch.equal(ours.state["reg_token"], load(path, format="dinov2").state["reg_token"])
+        assert torch.equal(ours.state["reg_token"], load_bundle(path, format="dinov2").state["reg_token"])

@@ -1,4 +1,4 @@
-"""Files between timm and us, both ways, by timm's own saving and loading: its folders, and those it reads of others."""
+"""Files exchanged with timm through its own saving and loading."""
 
 import re
 from collections.abc import Mapping
@@ -9,28 +9,32 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from oracle.both_ways import (
+from oracle.round_trip import (
     ERF,
     LABELS,
     SMALL,
     TANH,
+    assert_loads_as_theirs,
     assert_same_logits,
-    drawn,
-    exact_answer,
-    google_like,
-    loads_as_theirs,
-    of_ours,
-    written,
+    exact_logits,
+    make_bundle,
+    randomize_model,
+    with_tanh_gelu,
+    write_with_format,
 )
 from oracles import import_timm
 from torch import nn
 
-from vitkit.checkpoints.native import Artefact
-from vitkit.model.attention import AttentionConfig
-from vitkit.model.config import TokenConfig, ViTConfig
-from vitkit.model.heads import HeadConfig
-from vitkit.model.positions import PositionConfig
-from vitkit.model.resnet import BackboneConfig, BiTConfig
+from vitkit.model.config import (
+    AttentionConfig,
+    BackboneConfig,
+    BiTConfig,
+    HeadConfig,
+    PositionConfig,
+    TokenConfig,
+    ViTConfig,
+)
+from vitkit.weights.bundle import ModelBundle
 from vitkit.zoo.variants import ModelConfig
 
 SIZES: Mapping[str, Any] = {
@@ -41,13 +45,13 @@ SIZES: Mapping[str, Any] = {
     "num_heads": 2,
     "mlp_ratio": 1.5,
 }
-"""SMALL in timm's words."""
+"""SMALL as arguments of timm."""
 PATCHES = PositionConfig(covers="patches", origin="timm")
 
 
 @dataclass(frozen=True)
 class Kind:
-    """A model in our words, and in timm's: one of its architectures, made small."""
+    """A model as our configuration and as a small version of a timm architecture."""
 
     ours: ModelConfig
     architecture: str = "vit_base_patch16_224"
@@ -57,9 +61,9 @@ class Kind:
         sizes = SIZES if isinstance(self.ours, ViTConfig) else {}
         return {**sizes, **self.theirs}
 
-    def made(self, **changes: Any) -> Any:
+    def build(self, **changes: Any) -> Any:
         timm = import_timm()
-        arguments = {"num_classes": self.ours.classes} | self.arguments() | changes
+        arguments = {"num_classes": self.ours.num_classes} | self.arguments() | changes
         return timm.create_model(self.architecture, **arguments)
 
 
@@ -89,7 +93,7 @@ KINDS = {
         architecture="deit3_small_patch16_224",
         theirs={"init_values": 1e-6},
     ),
-    "normalised queries": Kind(
+    "normalized queries": Kind(
         replace(SMALL, block=replace(ERF, attention=AttentionConfig(qk_norm=True))), theirs={"qk_norm": True}
     ),
     "no qkv bias": Kind(
@@ -107,21 +111,21 @@ KINDS = {
     "distilled": Kind(
         replace(SMALL, tokens=TokenConfig(distillation=True)), architecture="deit_tiny_distilled_patch16_224"
     ),
-    "no classes": Kind(replace(SMALL, classes=0)),
+    "no classes": Kind(replace(SMALL, num_classes=0)),
     "R+": Kind(hybrid((), patch_size=8), architecture="vit_tiny_r_s16_p8_224", theirs={"img_size": 64, "depth": 1}),
     "R26+": Kind(hybrid((2, 2, 2, 2)), architecture="vit_small_r26_s32_224", theirs=HYBRID),
     "BiT": Kind(
-        BiTConfig(classes=5, image_size=64, origin="timm"),
+        BiTConfig(num_classes=5, image_size=64, origin="timm"),
         architecture="resnetv2_50x1_bit",
         theirs={"pretrained_cfg_overlay": {"input_size": (3, 64, 64)}},  # of 448, as its name alone would have it
     ),
 }
 LARGE = ("R26+", "BiT")
-"""timm has no way to make these small, so they are not in every test."""
+"""timm cannot make these small, so they are not in every test."""
 
 
 def filled(model: nn.Module) -> nn.Module:
-    """No number of the model is one: what its loader leaves out stays so, and shows."""
+    """Fill a model with NaN, so that tensors that its loader does not set show."""
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.fill_(torch.nan)
@@ -132,54 +136,54 @@ def filled(model: nn.Module) -> nn.Module:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_timm_saves_answers_here_as_there(kind: str, tmp_path: Path) -> None:
-    made = KINDS[kind]
-    theirs = drawn(made.made())
-    arguments = {key: value for key, value in made.arguments().items() if key != "pretrained_cfg_overlay"}
+def test_loaded_timm_model_equals_timm(kind: str, tmp_path: Path) -> None:
+    kind_case = KINDS[kind]
+    theirs = randomize_model(kind_case.build())
+    arguments = {key: value for key, value in kind_case.arguments().items() if key != "pretrained_cfg_overlay"}
     import_timm().models.save_for_hf(theirs, tmp_path, model_args=arguments, safe_serialization=True)
-    found = loads_as_theirs(tmp_path, exact_answer(theirs, made.ours), format_name="timm")
-    assert found == like_timm(made.ours)
+    found = assert_loads_as_theirs(tmp_path, exact_logits(theirs, kind_case.ours), format_name="timm")
+    assert found == like_timm(kind_case.ours)
 
 
 def like_timm(config: ModelConfig) -> ModelConfig:
-    """What stands in timm's files comes with timm's way to resample positions."""
+    """Return the configuration with timm's interpolation of positions."""
     return (
         config if isinstance(config, BiTConfig) else replace(config, positions=replace(config.positions, origin="timm"))
     )
 
 
-def test_what_timm_saves_as_a_pickle_is_read_too(tmp_path: Path) -> None:
-    made = KINDS["class token"]
-    theirs = drawn(made.made())
-    import_timm().models.save_for_hf(theirs, tmp_path, model_args=made.arguments(), safe_serialization=False)
+def test_timm_pickle_is_read(tmp_path: Path) -> None:
+    kind_case = KINDS["class token"]
+    theirs = randomize_model(kind_case.build())
+    import_timm().models.save_for_hf(theirs, tmp_path, model_args=kind_case.arguments(), safe_serialization=False)
     assert not list(tmp_path.glob("*.safetensors"))
-    loads_as_theirs(tmp_path, exact_answer(theirs, made.ours), format_name="timm")
+    assert_loads_as_theirs(tmp_path, exact_logits(theirs, kind_case.ours), format_name="timm")
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_timm_makes_and_loads_the_folder_that_we_write(kind: str, tmp_path: Path) -> None:
-    timm, ours = import_timm(), of_ours(KINDS[kind].ours)
-    folder = written(ours, "timm", tmp_path / "out")
+def test_timm_loads_our_directory(kind: str, tmp_path: Path) -> None:
+    timm, ours = import_timm(), make_bundle(KINDS[kind].ours)
+    folder = write_with_format(ours, "timm", tmp_path / "out")
     theirs = timm.create_model(f"local-dir:{folder}", pretrained=True)  # strict: no tensor more or less
-    assert_same_logits(exact_answer(ours.model(), ours.config), exact_answer(theirs.eval(), ours.config))
+    assert_same_logits(exact_logits(ours.build_model(), ours.config), exact_logits(theirs.eval(), ours.config))
     if ours.labels:
         assert tuple(theirs.pretrained_cfg["label_names"]) == LABELS
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in LARGE])
-def test_a_model_that_timm_made_loads_our_weights_as_a_checkpoint(kind: str, tmp_path: Path) -> None:
-    made = KINDS[kind]
-    ours = of_ours(made.ours)
-    file = written(ours, "timm", tmp_path / "out") / "model.safetensors"
-    theirs = made.made(checkpoint_path=str(file))
-    assert_same_logits(exact_answer(ours.model(), ours.config), exact_answer(theirs.eval(), ours.config))
+def test_timm_loads_our_weights_as_checkpoint(kind: str, tmp_path: Path) -> None:
+    kind_case = KINDS[kind]
+    ours = make_bundle(kind_case.ours)
+    file = write_with_format(ours, "timm", tmp_path / "out") / "model.safetensors"
+    theirs = kind_case.build(checkpoint_path=str(file))
+    assert_same_logits(exact_logits(ours.build_model(), ours.config), exact_logits(theirs.eval(), ours.config))
 
 
 # Google's files, by timm's own loader of them
 
 
 def assert_whole(file: Path, model: nn.Module) -> None:
-    """Every number in a file of NumPy's is in the model, and no other: such a loader is silent on what it leaves."""
+    """Check that the model has exactly the values of an npz file, because timm's loader ignores leftovers."""
     with np.load(file, allow_pickle=False) as arrays:
         held = sum(arrays[name].size for name in arrays.files)
     assert sum(parameter.numel() for parameter in model.parameters()) == held
@@ -187,58 +191,58 @@ def assert_whole(file: Path, model: nn.Module) -> None:
 
 
 def google_hybrid(units: tuple[int, ...], *, patch_size: int = 1) -> ViTConfig:
-    return google_like(hybrid(units, patch_size=patch_size, positions=PositionConfig()))
+    return with_tanh_gelu(hybrid(units, patch_size=patch_size, positions=PositionConfig()))
 
 
 GOOGLES = {
-    "google: class token": Kind(google_like(SMALL)),
+    "google: class token": Kind(with_tanh_gelu(SMALL)),
     "google: mean": Kind(
-        google_like(replace(SMALL, pooling="mean")),
+        with_tanh_gelu(replace(SMALL, pooling="mean")),
         theirs={"global_pool": "avg", "class_token": False, "fc_norm": False},
     ),
-    "big_vision: class token": Kind(google_like(SMALL)),
+    "big_vision: class token": Kind(with_tanh_gelu(SMALL)),
     "big_vision: class token without a position": Kind(
-        google_like(replace(SMALL, positions=PositionConfig(covers="patches"))), theirs={"no_embed_class": True}
+        with_tanh_gelu(replace(SMALL, positions=PositionConfig(covers="patches"))), theirs={"no_embed_class": True}
     ),
     "big_vision: mean": Kind(
-        google_like(replace(SMALL, pooling="mean", positions=PositionConfig(covers="patches"))),
+        with_tanh_gelu(replace(SMALL, pooling="mean", positions=PositionConfig(covers="patches"))),
         theirs={"global_pool": "avg", "class_token": False, "fc_norm": False},
     ),
     "big_vision: attention pooling": Kind(
-        google_like(replace(SMALL, pooling="map", positions=PositionConfig(covers="patches"))),
+        with_tanh_gelu(replace(SMALL, pooling="map", positions=PositionConfig(covers="patches"))),
         theirs={"global_pool": "map", "class_token": False},
     ),
     "google: R+": Kind(google_hybrid((), patch_size=8), "vit_tiny_r_s16_p8_224", {"img_size": 64, "depth": 1}),
     "google: R50+": Kind(google_hybrid((3, 4, 9)), "vit_base_r50_s16_224", HYBRID),
-    "bit: BiT": Kind(BiTConfig(classes=5, image_size=64, origin="timm"), "resnetv2_50x1_bit"),
+    "bit: BiT": Kind(BiTConfig(num_classes=5, image_size=64, origin="timm"), "resnetv2_50x1_bit"),
 }
-"""With timm's numbers in their ResNets: it computes with these whoever trained the weights."""
+"""ResNets have timm's numerics, which timm uses for weights of every origin."""
 
 
 def googles(config: ModelConfig) -> ModelConfig:
-    """The same model with the numbers that Google's own code has, as its files mean them."""
+    """Return the model with the numerics of Google's code."""
     if isinstance(config, BiTConfig):
         return replace(config, origin="google")
     return replace(config, backbone=config.backbone and replace(config.backbone, origin="google"))
 
 
 @pytest.mark.parametrize("kind", GOOGLES)
-def test_timms_loader_of_googles_files_reads_all_that_we_write(kind: str, tmp_path: Path) -> None:
-    timm, made = import_timm(), GOOGLES[kind]
-    ours = of_ours(made.ours)
+def test_timm_reads_our_google_files(kind: str, tmp_path: Path) -> None:
+    timm, kind_case = import_timm(), GOOGLES[kind]
+    ours = make_bundle(kind_case.ours)
     published = replace(ours, config=googles(ours.config))
-    file = written(published, kind.partition(":")[0], tmp_path / "weights.npz")
+    file = write_with_format(published, kind.partition(":")[0], tmp_path / "weights.npz")
     tanh = {"act_layer": "gelu_tanh"} if isinstance(ours.config, ViTConfig) else {}
-    theirs = filled(made.made(**tanh))
+    theirs = filled(kind_case.build(**tanh))
     timm.models.load_checkpoint(theirs, str(file))  # what create_model does with a checkpoint_path
     assert_whole(file, theirs)
-    expected = exact_answer(theirs.eval(), ours.config)
-    assert_same_logits(exact_answer(ours.model(), ours.config), expected)
+    expected = exact_logits(theirs.eval(), ours.config)
+    assert_same_logits(exact_logits(ours.build_model(), ours.config), expected)
     if published.config == ours.config:
-        loads_as_theirs(file, expected, format_name=kind.partition(":")[0])
+        assert_loads_as_theirs(file, expected, format_name=kind.partition(":")[0])
     else:  # timm computes with other numbers than the weights were trained with, and we with those
-        difference = (exact_answer(published.model(), ours.config) - expected).abs().max()
-        assert 5e-6 < difference < 1e-2  # BiT's is 7.7e-6; in float32 rounding alone made more of it
+        difference = (exact_logits(published.build_model(), ours.config) - expected).abs().max()
+        assert 5e-6 < difference < 1e-2  # BiT's is 7.7e-6; in float32 rounding alone kind_case more of it
 
 
 # Facebook's files, by timm's own filters of them
@@ -246,14 +250,14 @@ def test_timms_loader_of_googles_files_reads_all_that_we_write(kind: str, tmp_pa
 
 @dataclass(frozen=True)
 class Published(Kind):
-    """A model that Facebook published, and timm's architecture for it, whose own filter reads the file."""
+    """A published model of Facebook's and timm's architecture whose filter reads its file."""
 
     def loaded(self, file: Path, **changes: Any) -> Any:
-        overlay = {"file": str(file), "custom_load": False, "num_classes": self.ours.classes}
-        return self.made(pretrained=True, pretrained_cfg_overlay=overlay, **changes)
+        overlay = {"file": str(file), "custom_load": False, "num_classes": self.ours.num_classes}
+        return self.build(pretrained=True, pretrained_cfg_overlay=overlay, **changes)
 
 
-BARE = replace(SMALL, classes=0)
+BARE = replace(SMALL, num_classes=0)
 SCALED = replace(BARE, block=replace(ERF, layer_scale=1e-5))
 ROTARY = PositionConfig(kind="rotary", origin="dinov2")
 THIRD = replace(BARE, image_size=224, patch_size=16, positions=ROTARY, tokens=TokenConfig(registers=4))
@@ -292,8 +296,8 @@ FACEBOOKS = {
 }
 
 
-def as_trained(ours: Artefact, kind: str) -> Artefact:
-    """DINOv3's keys have no bias."""
+def as_trained(ours: ModelBundle, kind: str) -> ModelBundle:
+    """Zero the bias of keys, which DINOv3 does not have."""
     if kind.startswith("dinov3"):
         for name, tensor in ours.state.items():
             if name.endswith("qkv.bias"):
@@ -302,23 +306,23 @@ def as_trained(ours: Artefact, kind: str) -> Artefact:
 
 
 @pytest.mark.parametrize("kind", FACEBOOKS)
-def test_timms_filters_of_facebooks_files_read_what_we_write(kind: str, tmp_path: Path) -> None:
-    made = FACEBOOKS[kind]
-    ours = as_trained(of_ours(made.ours), kind)
-    file = written(ours, kind.partition(":")[0], tmp_path / "weights.pth")
-    expected = exact_answer(made.loaded(file).eval(), ours.config)
-    assert_same_logits(exact_answer(ours.model(), ours.config), expected)
-    loads_as_theirs(file, expected, format_name=kind.partition(":")[0])
+def test_timm_filters_read_our_facebook_files(kind: str, tmp_path: Path) -> None:
+    kind_case = FACEBOOKS[kind]
+    ours = as_trained(make_bundle(kind_case.ours), kind)
+    file = write_with_format(ours, kind.partition(":")[0], tmp_path / "weights.pth")
+    expected = exact_logits(kind_case.loaded(file).eval(), ours.config)
+    assert_same_logits(exact_logits(ours.build_model(), ours.config), expected)
+    assert_loads_as_theirs(file, expected, format_name=kind.partition(":")[0])
 
 
 SAVED = [kind for kind in FACEBOOKS if kind.partition(":")[0] in ("deit", "mae") or kind == "dinov2: plain"]
-"""Those that timm's names are also Facebook's of, so that timm's state is a file of theirs."""
+"""Models for which timm's state dict is also a file of Facebook's."""
 
 
 @pytest.mark.parametrize("kind", SAVED)
-def test_facebooks_files_answer_as_in_timm(kind: str, tmp_path: Path) -> None:
-    made, origin = FACEBOOKS[kind], kind.partition(":")[0]
-    theirs = drawn(made.made())
+def test_loaded_facebook_files_equal_timm(kind: str, tmp_path: Path) -> None:
+    kind_case, origin = FACEBOOKS[kind], kind.partition(":")[0]
+    theirs = randomize_model(kind_case.build())
     tensors = {
         re.sub(r"ls(\d)\.gamma", r"gamma_\1", name) if origin == "deit" else name: tensor
         for name, tensor in theirs.state_dict().items()
@@ -327,4 +331,4 @@ def test_facebooks_files_answer_as_in_timm(kind: str, tmp_path: Path) -> None:
         torch.save(tensors | {"mask_token": torch.zeros(1, 128)}, tmp_path / "weights.pth")
     else:
         torch.save({"model": tensors, "epoch": 300}, tmp_path / "weights.pth")
-    loads_as_theirs(tmp_path / "weights.pth", exact_answer(theirs, made.ours), format_name=origin)
+    assert_loads_as_theirs(tmp_path / "weights.pth", exact_logits(theirs, kind_case.ours), format_name=origin)

@@ -1,4 +1,4 @@
-"""Our models against those of transformers: logits, hidden states, attention weights, gradients, fixed positions."""
+"""Our models against transformers: logits, hidden states, attention weights, gradients, fixed positions."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from oracle.comparison import assert_close, assert_same_outcome, outcome, random_images, randomise
+from oracle.comparison import assert_close, assert_same_gradients, compute_gradients, random_images, randomize
 from oracle.foreign_names import (
     huggingface_bit,
     huggingface_deit,
@@ -21,11 +21,10 @@ from oracle.foreign_names import (
 from oracles import import_transformers
 from torch import Tensor, nn
 
-from vitkit.model.config import TokenConfig, ViTConfig
-from vitkit.model.encoder import BlockConfig, Keep
-from vitkit.model.heads import HeadConfig
-from vitkit.model.positions import PositionConfig, sincos_2d
-from vitkit.model.resnet import BiT, BiTConfig
+from vitkit.model.config import BiTConfig, BlockConfig, HeadConfig, PositionConfig, TokenConfig, ViTConfig
+from vitkit.model.encoder import Capture
+from vitkit.model.positions import sincos_2d
+from vitkit.model.resnet import BiT
 from vitkit.model.vit import ViT
 
 Rename = Callable[[Mapping[str, Tensor]], dict[str, Tensor]]
@@ -33,7 +32,7 @@ Rename = Callable[[Mapping[str, Tensor]], dict[str, Tensor]]
 dtypes = pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
 
 ERF = BlockConfig(activation="gelu_erf")
-SMALL = ViTConfig(image_size=32, patch_size=8, width=64, depth=3, heads=4, mlp_dim=256, classes=10, block=ERF)
+SMALL = ViTConfig(image_size=32, patch_size=8, width=64, depth=3, heads=4, mlp_dim=256, num_classes=10, block=ERF)
 SIZES = {
     "image_size": 32,
     "patch_size": 8,
@@ -41,17 +40,17 @@ SIZES = {
     "num_hidden_layers": 3,
     "num_attention_heads": 4,
 }
-"""The same sizes in the words of transformers."""
+"""The same sizes as configuration of transformers."""
 VIT = SIZES | {"intermediate_size": 256, "layer_norm_eps": 1e-6, "num_labels": 10}
 
-HEADLESS = replace(SMALL, classes=0, block=replace(ERF, layer_scale=1.0))
+HEADLESS = replace(SMALL, num_classes=0, block=replace(ERF, layer_scale=1.0))
 GATED = replace(HEADLESS, mlp_dim=176, block=replace(HEADLESS.block, activation="swiglu"))  # ⌈4 · 64 · 2/3⌉ in eights
 ROTARY = replace(HEADLESS, positions=PositionConfig(kind="rotary"), tokens=TokenConfig(registers=4))
 DINOV3 = SIZES | {"intermediate_size": 256, "num_register_tokens": 4, "layer_norm_eps": 1e-6}
 
 
 class LastHiddenState(nn.Module):
-    """Our model up to the last norm, for all tokens: what transformers calls the last hidden state."""
+    """Our model up to the last norm for all tokens: the last hidden state of transformers."""
 
     def __init__(self, model: ViT) -> None:
         super().__init__()
@@ -61,8 +60,8 @@ class LastHiddenState(nn.Module):
         return self.model.norm(self.model.encode(self.model.embed(images)).tokens)
 
 
-def made(name: str, **config: Any) -> Any:
-    """A model of transformers by the name of its class, with the configuration class that belongs to it."""
+def build_transformers(name: str, **config: Any) -> Any:
+    """Build a model of transformers by its class name, with its configuration class."""
     transformers = import_transformers()
     model = getattr(transformers, name)
     return model(model.config_class(**config))
@@ -70,12 +69,12 @@ def made(name: str, **config: Any) -> Any:
 
 def random_vit(config: ViTConfig, dtype: torch.dtype) -> ViT:
     model = ViT(config)
-    randomise(model)
+    randomize(model)
     return model.to(dtype)
 
 
 def without_key_bias(model: ViT) -> None:
-    """DINOv3's keys have no bias; ours is zero there."""
+    """Zero the bias of keys, which DINOv3 does not have."""
     for block in model.blocks:
         nn.init.zeros_(block.attn.qkv.bias[model.config.width : 2 * model.config.width])
 
@@ -97,72 +96,78 @@ def without_key_bias(model: ViT) -> None:
         ),
     ],
 )
-def test_vit_has_the_logits_and_gradients_of_transformers(
+def test_vit_logits_and_gradients_equal_transformers(
     config: ViTConfig, theirs: dict[str, Any], dtype: torch.dtype
 ) -> None:
     ours = random_vit(config, dtype)
-    model = made("ViTForImageClassification", **(VIT | theirs)).to(dtype)
+    model = build_transformers("ViTForImageClassification", **(VIT | theirs)).to(dtype)
     load(model, huggingface_vit(ours.state_dict()))
     images = random_images(3, config.channels, *ours.patch_embed.image_size)
-    actual, expected = outcome(ours, images), outcome(model, images, read=lambda output: output.logits)
-    assert_same_outcome(actual, expected, rename=huggingface_vit)
+    actual, expected = (
+        compute_gradients(ours, images),
+        compute_gradients(model, images, read=lambda output: output.logits),
+    )
+    assert_same_gradients(actual, expected, rename=huggingface_vit)
 
 
 @dtypes
-def test_pre_logits_are_the_pooler_of_transformers(dtype: torch.dtype) -> None:
+def test_pre_logits_equal_the_pooler_of_transformers(dtype: torch.dtype) -> None:
     ours = random_vit(replace(SMALL, head=HeadConfig(pre_logits=64)), dtype)
-    theirs = made("ViTModel", **VIT).to(dtype).eval()
+    theirs = build_transformers("ViTModel", **VIT).to(dtype).eval()
     load(theirs, huggingface_vit_with_pooler(ours.state_dict()))
     images = random_images(3, 3, 32, 32).to(dtype)
     with torch.no_grad():
         assert_close(ours.eval().features(images), theirs(images).pooler_output)
 
 
-def test_attention_weights_are_those_of_transformers() -> None:
-    """In float32 alone, as that is what transformers computes the softmax in."""
+def test_attention_weights_equal_transformers() -> None:
+    """Compare in float32 only, because transformers computes the softmax in it."""
     ours = random_vit(SMALL, torch.float32).eval()
-    theirs = made("ViTForImageClassification", **VIT, attn_implementation="eager").eval()
+    theirs = build_transformers("ViTForImageClassification", **VIT, attn_implementation="eager").eval()
     load(theirs, huggingface_vit(ours.state_dict()))
     images = random_images(3, 3, 32, 32).float()
     with torch.no_grad():
-        kept = ours.encode(ours.embed(images), keep=Keep(attention=[0, 1, -1])).attention
+        kept = ours.encode(ours.embed(images), capture=Capture(attention=[0, 1, -1])).attention
         expected = theirs(images, output_attentions=True).attentions
     assert sorted(kept) == [0, 1, 2]
     for layer, weights in enumerate(expected):
-        assert_close(kept[layer], weights, what=f"attention of layer {layer}")
+        assert_close(kept[layer], weights, name=f"attention of layer {layer}")
 
 
-def test_attention_weights_with_rotary_positions_and_registers_are_those_of_transformers() -> None:
+def test_rotary_attention_weights_equal_transformers() -> None:
     ours = random_vit(ROTARY, torch.float32).eval()
     without_key_bias(ours)
-    theirs = made("DINOv3ViTModel", **DINOV3, attn_implementation="eager").eval()
+    theirs = build_transformers("DINOv3ViTModel", **DINOV3, attn_implementation="eager").eval()
     load(theirs, huggingface_dinov3(ours.state_dict()), unused=("embeddings.mask_token",))
     images = random_images(3, 3, 32, 32).float()
     with torch.no_grad():
-        kept = ours.encode(ours.embed(images), keep=Keep(attention=[0, 2])).attention
+        kept = ours.encode(ours.embed(images), capture=Capture(attention=[0, 2])).attention
         expected = theirs(images, output_attentions=True).attentions
     for layer, weights in kept.items():
-        assert_close(weights, expected[layer], what=f"attention of layer {layer}")
+        assert_close(weights, expected[layer], name=f"attention of layer {layer}")
 
 
 @dtypes
-def test_distilled_model_has_the_logits_and_gradients_of_deit(dtype: torch.dtype) -> None:
+def test_distilled_logits_and_gradients_equal_deit(dtype: torch.dtype) -> None:
     ours = random_vit(replace(SMALL, tokens=TokenConfig(distillation=True)), dtype)
-    theirs = made("DeiTForImageClassificationWithTeacher", **VIT)
+    theirs = build_transformers("DeiTForImageClassificationWithTeacher", **VIT)
     load(theirs.to(dtype), huggingface_deit(ours.state_dict()))
     images = random_images(3, 3, 32, 32)
-    actual, expected = outcome(ours, images), outcome(theirs, images, read=lambda output: output.logits)
-    assert_same_outcome(actual, expected, rename=huggingface_deit)
+    actual, expected = (
+        compute_gradients(ours, images),
+        compute_gradients(theirs, images, read=lambda output: output.logits),
+    )
+    assert_same_gradients(actual, expected, rename=huggingface_deit)
 
 
 @dtypes
-def test_both_heads_of_a_distilled_model_are_those_of_deit(dtype: torch.dtype) -> None:
+def test_both_distilled_heads_equal_deit(dtype: torch.dtype) -> None:
     ours = random_vit(replace(SMALL, tokens=TokenConfig(distillation=True)), dtype).eval()
-    theirs = made("DeiTForImageClassificationWithTeacher", **VIT)
+    theirs = build_transformers("DeiTForImageClassificationWithTeacher", **VIT)
     load(theirs.to(dtype).eval(), huggingface_deit(ours.state_dict()))
     images = random_images(3, 3, 32, 32).to(dtype)
     with torch.no_grad():
-        label, teacher = ours.head.both(ours.features(images))
+        label, teacher = ours.head.forward_both(ours.features(images))
         expected = theirs(images)
     assert_close(label, expected.cls_logits)
     assert_close(teacher, expected.distillation_logits)
@@ -172,18 +177,21 @@ def test_both_heads_of_a_distilled_model_are_those_of_deit(dtype: torch.dtype) -
 
 
 def assert_same_hidden_states(ours: ViT, theirs: nn.Module, images: Tensor, *, rename: Rename) -> None:
-    """The last hidden state of all tokens, the gradients from there, and the class token's features."""
+    """Compare the last hidden state of all tokens, its gradients and the class token's features."""
     load(theirs, rename(ours.state_dict()), unused=("embeddings.mask_token",))
     hidden = LastHiddenState(ours)
-    actual, expected = outcome(hidden, images), outcome(theirs, images, read=lambda output: output.last_hidden_state)
-    assert_same_outcome(
+    actual, expected = (
+        compute_gradients(hidden, images),
+        compute_gradients(theirs, images, read=lambda output: output.last_hidden_state),
+    )
+    assert_same_gradients(
         actual,
         expected,
         rename=lambda tensors: rename({name.removeprefix("model."): tensor for name, tensor in tensors.items()}),
     )
     with torch.no_grad():
         features = ours.features(images.to(actual.output.dtype))
-    assert_close(features, expected.output[:, 0], what="class token")
+    assert_close(features, expected.output[:, 0], name="class token")
 
 
 @dtypes
@@ -208,11 +216,11 @@ def assert_same_hidden_states(ours: ViT, theirs: nn.Module, images: Tensor, *, r
         ),
     ],
 )
-def test_dinov2_has_the_hidden_states_and_gradients_of_transformers(
+def test_dinov2_states_and_gradients_equal_transformers(
     name: str, config: ViTConfig, theirs: dict[str, Any], rename: Rename, dtype: torch.dtype
 ) -> None:
     ours = random_vit(config, dtype)
-    model = made(name, **(SIZES | {"mlp_ratio": 4} | theirs)).to(dtype)
+    model = build_transformers(name, **(SIZES | {"mlp_ratio": 4} | theirs)).to(dtype)
     assert_same_hidden_states(ours, model, random_images(3, 3, 32, 32), rename=rename)
 
 
@@ -236,13 +244,13 @@ def test_dinov2_has_the_hidden_states_and_gradients_of_transformers(
         ),
     ],
 )
-def test_dinov3_has_the_hidden_states_and_gradients_of_transformers(
+def test_dinov3_states_and_gradients_equal_transformers(
     config: ViTConfig, theirs: dict[str, Any], rename: Rename
 ) -> None:
-    """In float32 alone, as that is what both sides compute rotations in."""
+    """Compare in float32 only, because both compute rotations in it."""
     ours = random_vit(config, torch.float32)
     without_key_bias(ours)
-    model = made("DINOv3ViTModel", **(DINOV3 | theirs))
+    model = build_transformers("DINOv3ViTModel", **(DINOV3 | theirs))
     assert_same_hidden_states(ours, model, random_images(3, 3, *ours.patch_embed.image_size), rename=rename)
 
 
@@ -250,27 +258,32 @@ def test_dinov3_has_the_hidden_states_and_gradients_of_transformers(
 
 
 @pytest.mark.parametrize("origin", ["google", "timm"])
-def test_bit_has_the_logits_and_gradients_of_transformers(origin: Any) -> None:
-    ours = BiT(BiTConfig(units=(2, 1, 1), classes=10, origin=origin))
-    randomise(ours, kernels=0.02)
-    theirs = made("BitForImageClassification", depths=(2, 1, 1), hidden_sizes=(256, 512, 1024), num_labels=10)
+def test_bit_logits_and_gradients_equal_transformers(origin: Any) -> None:
+    ours = BiT(BiTConfig(units=(2, 1, 1), num_classes=10, origin=origin))
+    randomize(ours, kernels=0.02)
+    theirs = build_transformers(
+        "BitForImageClassification", depths=(2, 1, 1), hidden_sizes=(256, 512, 1024), num_labels=10
+    )
     for module in theirs.modules():
         if origin == "google" and isinstance(module, nn.Conv2d):
             module.eps = 1e-10  # the released code's, where transformers has 1e-8, as timm
     load(theirs.double(), huggingface_bit(ours.double().state_dict()))
-    images = random_images(2, 3, 65, 50)
-    actual, expected = outcome(ours, images), outcome(theirs, images, read=lambda output: output.logits)
-    assert_same_outcome(actual, expected, rename=huggingface_bit)
+    images = random_images(2, 3, 49, 34)
+    actual, expected = (
+        compute_gradients(ours, images),
+        compute_gradients(theirs, images, read=lambda output: output.logits),
+    )
+    assert_same_gradients(actual, expected, rename=huggingface_bit)
 
 
 # Fixed positions
 
 
 @pytest.mark.parametrize(("image_size", "width"), [(32, 64), (48, 8), (56, 32)])
-def test_sine_and_cosine_positions_are_those_of_mae(image_size: int, width: int) -> None:
+def test_sine_cosine_positions_equal_mae(image_size: int, width: int) -> None:
     sizes = {"image_size": image_size, "patch_size": 8, "hidden_size": width, "num_attention_heads": 2}
     decoder = {"decoder_hidden_size": 8, "decoder_num_attention_heads": 2, "decoder_num_hidden_layers": 1}
-    theirs = made("ViTMAEModel", **sizes, **decoder, num_hidden_layers=1).embeddings
+    theirs = build_transformers("ViTMAEModel", **sizes, **decoder, num_hidden_layers=1).embeddings
     # transformers 5 takes a fresh model's positions for loaded ones, as this mark is set, and leaves them zero.
     theirs.patch_embeddings.projection._is_hf_initialized = False
     theirs.initialize_weights()

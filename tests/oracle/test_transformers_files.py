@@ -1,4 +1,4 @@
-"""Files between transformers and us, both ways, by its own `save_pretrained` and `from_pretrained`."""
+"""Files exchanged with transformers through `save_pretrained` and `from_pretrained`."""
 
 import json
 from collections.abc import Callable
@@ -8,21 +8,29 @@ from typing import Any
 
 import pytest
 import torch
-from oracle.both_ways import ERF, LABELS, SMALL, TANH, answer, assert_same_logits, drawn, images_for, of_ours, written
+from oracle.round_trip import (
+    ERF,
+    LABELS,
+    SMALL,
+    TANH,
+    assert_same_logits,
+    compute_logits,
+    images_for,
+    make_bundle,
+    randomize_model,
+    write_with_format,
+)
 from oracles import import_timm, import_transformers
 from torch import Tensor
 
 import vitkit
-from vitkit.checkpoints import native
-from vitkit.checkpoints.files.readers import open_tensors
-from vitkit.checkpoints.foreign import identify, load_as_stored
-from vitkit.checkpoints.pretraining import load_foreign_pretraining
-from vitkit.core.shapes import pair
-from vitkit.model.attention import AttentionConfig
-from vitkit.model.config import TokenConfig, ViTConfig
-from vitkit.model.heads import HeadConfig
+from vitkit.core.sizes import pair
+from vitkit.model.config import AttentionConfig, BackboneConfig, HeadConfig, TokenConfig, ViTConfig
 from vitkit.model.patches import select_patches
-from vitkit.model.resnet import BackboneConfig
+from vitkit.weights import artifact as artifact_io
+from vitkit.weights.io.readers import open_tensors
+from vitkit.weights.load import identify, load_stored_bundle
+from vitkit.weights.pretraining import load_mae_model
 
 SIZES: dict[str, Any] = {
     "image_size": 32,
@@ -31,7 +39,7 @@ SIZES: dict[str, Any] = {
     "num_hidden_layers": 2,
     "num_attention_heads": 2,
 }
-"""SMALL in the words of transformers."""
+"""SMALL as configuration of transformers."""
 VIT = SIZES | {"intermediate_size": 192, "num_labels": 5}
 DECODER = {"decoder_hidden_size": 32, "decoder_num_attention_heads": 2, "decoder_num_hidden_layers": 1}
 MAE = VIT | DECODER | {"decoder_intermediate_size": 48, "mask_ratio": 0.0}
@@ -57,7 +65,7 @@ def pooled(output: Any) -> Tensor:
 
 @dataclass(frozen=True)
 class Kind:
-    """A model in our words and in those of transformers, and what of its output ours must give.
+    """A model as our configuration and as one of transformers, and the output to compare.
 
     `unread` are its tensors that no image needs, and that a file of ours has no numbers for.
     """
@@ -70,14 +78,14 @@ class Kind:
     arguments: dict[str, Any] = field(default_factory=dict)
     unread: frozenset[str] = frozenset()
 
-    def made(self) -> Any:
+    def build(self) -> Any:
         model = getattr(import_transformers(), self.name)
-        return drawn(model(model.config_class(**self.theirs), **self.arguments))
+        return randomize_model(model(model.config_class(**self.theirs), **self.arguments))
 
 
 EPS = replace(ERF, norm_eps=1e-12)
-PLAIN, BARE = replace(SMALL, block=EPS), replace(SMALL, block=EPS, classes=0)
-SCALED = replace(SMALL, classes=0, mlp_dim=384, block=replace(ERF, layer_scale=1.0))
+PLAIN, BARE = replace(SMALL, block=EPS), replace(SMALL, block=EPS, num_classes=0)
+SCALED = replace(SMALL, num_classes=0, mlp_dim=384, block=replace(ERF, layer_scale=1.0))
 GATED = replace(SCALED, mlp_dim=256, block=replace(SCALED.block, activation="swiglu"))
 POOLER = frozenset({"pooler.dense.weight", "pooler.dense.bias"})
 MASK = frozenset({"embeddings.mask_token"})
@@ -147,50 +155,52 @@ def their_answer(model: Any, config: ViTConfig, reads: Callable[[Any], Tensor]) 
 
 
 @kinds
-def test_what_transformers_saves_answers_here_as_there(kind: str, tmp_path: Path) -> None:
-    made = KINDS[kind]
-    theirs = made.made()
+def test_loaded_transformers_model_equals_transformers(kind: str, tmp_path: Path) -> None:
+    kind_case = KINDS[kind]
+    theirs = kind_case.build()
     theirs.save_pretrained(tmp_path)
     with open_tensors(tmp_path) as tensors:
-        assert identify(tensors).format.name == made.format
+        assert identify(tensors).format.name == kind_case.format
     ours = vitkit.load(tmp_path)
     kernel = ours.config.positions.origin
-    assert ours.config == replace(made.ours, positions=replace(made.ours.positions, origin=kernel))
-    assert_same_logits(answer(ours, ours.config), their_answer(theirs, made.ours, made.reads))
-    if "id2label" in made.theirs:
+    assert ours.config == replace(kind_case.ours, positions=replace(kind_case.ours.positions, origin=kernel))
+    assert_same_logits(compute_logits(ours, ours.config), their_answer(theirs, kind_case.ours, kind_case.reads))
+    if "id2label" in kind_case.theirs:
         assert ours.labels == LABELS
 
 
 @kinds
-def test_transformers_loads_the_folder_that_we_write(kind: str, tmp_path: Path) -> None:
-    made = KINDS[kind]
-    ours = of_ours(made.ours)
-    written(ours, made.format, tmp_path / "out")
-    visible = {"mask_ratio": 0.0} if made.format == "huggingface-mae" else {}
-    model = getattr(import_transformers(), made.name)
+def test_transformers_loads_our_directory(kind: str, tmp_path: Path) -> None:
+    kind_case = KINDS[kind]
+    ours = make_bundle(kind_case.ours)
+    write_with_format(ours, kind_case.format, tmp_path / "out")
+    visible = {"mask_ratio": 0.0} if kind_case.format == "huggingface-mae" else {}
+    model = getattr(import_transformers(), kind_case.name)
     theirs, report = model.from_pretrained(tmp_path / "out", output_loading_info=True, **visible)
-    assert set(report["missing_keys"]) == made.unread
+    assert set(report["missing_keys"]) == kind_case.unread
     assert not report["unexpected_keys"]
     assert not report["mismatched_keys"]
-    assert_same_logits(answer(ours.model(), ours.config), their_answer(theirs.eval(), made.ours, made.reads))
-    if ours.config.classes:
+    assert_same_logits(
+        compute_logits(ours.build_model(), ours.config), their_answer(theirs.eval(), kind_case.ours, kind_case.reads)
+    )
+    if ours.config.num_classes:
         assert tuple(theirs.config.id2label[number] for number in range(5)) == LABELS
 
 
-def test_the_encoder_of_an_mae_in_training_is_read_and_its_decoder_left_aside(tmp_path: Path) -> None:
-    theirs = replace(KINDS["MAE"], name="ViTMAEForPreTraining").made()
+def test_mae_encoder_is_read_without_its_decoder(tmp_path: Path) -> None:
+    theirs = replace(KINDS["MAE"], name="ViTMAEForPreTraining").build()
     theirs.save_pretrained(tmp_path)
-    assert_same_logits(answer(vitkit.load(tmp_path), BARE), their_answer(theirs.vit, BARE, class_token))
+    assert_same_logits(compute_logits(vitkit.load(tmp_path), BARE), their_answer(theirs.vit, BARE, class_token))
 
 
-def test_an_mae_in_training_takes_our_encoder_and_misses_its_decoder_alone(tmp_path: Path) -> None:
-    ours = of_ours(BARE)
-    written(ours, "huggingface-mae", tmp_path / "out")
+def test_mae_for_training_loads_our_encoder(tmp_path: Path) -> None:
+    ours = make_bundle(BARE)
+    write_with_format(ours, "huggingface-mae", tmp_path / "out")
     model = import_transformers().ViTMAEForPreTraining
     theirs, report = model.from_pretrained(tmp_path / "out", output_loading_info=True, mask_ratio=0.0)
     assert all(name.startswith("decoder.") for name in report["missing_keys"])
     assert not report["unexpected_keys"]
-    assert_same_logits(answer(ours.model(), BARE), their_answer(theirs.vit.eval(), BARE, class_token))
+    assert_same_logits(compute_logits(ours.build_model(), BARE), their_answer(theirs.vit.eval(), BARE, class_token))
 
 
 # Through timm: transformers takes a folder of timm's, and so one of ours
@@ -207,70 +217,70 @@ THROUGH_TIMM = {
 
 @pytest.mark.parametrize("kind", THROUGH_TIMM)
 @pytest.mark.parametrize("to", ["timm", "vitkit"])
-def test_transformers_wraps_timms_model_around_the_folder_that_we_write(to: str, kind: str, tmp_path: Path) -> None:
+def test_transformers_timm_wrapper_loads_our_directory(to: str, kind: str, tmp_path: Path) -> None:
     timm, transformers = import_timm(), import_transformers()
-    ours = of_ours(THROUGH_TIMM[kind])
+    ours = make_bundle(THROUGH_TIMM[kind])
     if to == "vitkit":
-        native.save(tmp_path / "out", ours)
+        artifact_io.write_artifact(tmp_path / "out", ours)
     else:
-        written(ours, to, tmp_path / "out")
+        write_with_format(ours, to, tmp_path / "out")
     theirs, report = transformers.TimmWrapperForImageClassification.from_pretrained(
         tmp_path / "out", output_loading_info=True
     )
     assert not any(report[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
     wrapped = their_answer(theirs.eval(), ours.config, logits)
-    assert_same_logits(answer(ours.model(), ours.config), wrapped)
+    assert_same_logits(compute_logits(ours.build_model(), ours.config), wrapped)
     assert tuple(theirs.config.id2label[number] for number in range(5)) == LABELS
     bare = timm.create_model(f"local-dir:{tmp_path / 'out'}", pretrained=True).eval()
-    assert torch.equal(answer(bare, ours.config), wrapped)
+    assert torch.equal(compute_logits(bare, ours.config), wrapped)
 
 
 @pytest.mark.parametrize("kind", [name for name in KINDS if name.startswith("DINOv2")])
-def test_a_dinov2_is_loaded_for_the_images_that_it_is_fed(kind: str, tmp_path: Path) -> None:
-    made = KINDS[kind]
-    theirs = made.made()
+def test_dinov2_is_loaded_at_its_evaluation_size(kind: str, tmp_path: Path) -> None:
+    kind_case = KINDS[kind]
+    theirs = kind_case.build()
     theirs.save_pretrained(tmp_path)
-    stored = load_as_stored(tmp_path)
+    stored = load_stored_bundle(tmp_path)
     fed = stored.config.image_size // 2
     how = replace(stored.preprocessing, image_size=fed).to_hub()
     del how["vitkit"]  # as Hugging Face's own file says it
     (tmp_path / "preprocessor_config.json").write_text(json.dumps(how))
     ours = vitkit.load(tmp_path)
     assert ours.config.image_size == pair(fed)
-    assert load_as_stored(tmp_path).config.image_size == stored.config.image_size
+    assert load_stored_bundle(tmp_path).config.image_size == stored.config.image_size
     # Their model takes images of any size, and resamples its positions to them.
-    assert_same_logits(answer(ours, ours.config), their_answer(theirs, ours.config, made.reads))
+    assert_same_logits(compute_logits(ours, ours.config), their_answer(theirs, ours.config, kind_case.reads))
 
 
 @pytest.mark.parametrize("own_names", [False, True])
-def test_an_mae_with_its_decoder_fills_in_patches_as_theirs_does(own_names: bool, tmp_path: Path) -> None:
+def test_mae_reconstruction_equals_transformers(own_names: bool, tmp_path: Path) -> None:
     sizes = {"decoder_intermediate_size": 128, "mask_ratio": 0.75}  # a decoder's MLP is four times its width
-    made = replace(KINDS["MAE"], name="ViTMAEForPreTraining", theirs=KINDS["MAE"].theirs | sizes)
-    theirs = made.made()
+    kind_case = replace(KINDS["MAE"], name="ViTMAEForPreTraining", theirs=KINDS["MAE"].theirs | sizes)
+    theirs = kind_case.build()
     theirs.save_pretrained(tmp_path / "theirs")
     place = tmp_path / "theirs"
     if own_names:  # as MAE's own code writes it
-        ours = load_foreign_pretraining(place)
+        ours = load_mae_model(place)
         state = {name.removeprefix("encoder."): tensor for name, tensor in ours.state_dict().items()}
         place = tmp_path / "mae_visualize_vit_small.pth"
         torch.save({"model": state}, place)
         with open_tensors(place) as tensors:
             assert identify(tensors).format.name == "mae"
-    model = load_foreign_pretraining(place)
-    assert not model.settings.normalise
+    model = load_mae_model(place)
+    assert not model.config.normalize
     if own_names:  # what such a file cannot say: Hugging Face's eps, and how many heads the decoder has
-        assert model.settings.heads == 16
+        assert model.config.heads == 16
         return
-    images, patches = images_for(made.ours), made.ours.patches
+    images, patches = images_for(kind_case.ours), kind_case.ours.patches
     noise = torch.rand(2, patches, generator=torch.Generator().manual_seed(0))
     order = noise.argsort(dim=1)
     visible, places = order[:, : patches // 4].sort(dim=1).values, order[:, patches // 4 :].sort(dim=1).values
     with torch.no_grad():
         expected = select_patches(theirs(images, noise=noise).logits, places)
         assert_same_logits(model(images, visible, places), expected)
-    assert load_foreign_pretraining(tmp_path / "theirs").settings.hidden == 0.75
+    assert load_mae_model(tmp_path / "theirs").config.mask_ratio == 0.75
 
 
-def test_an_mae_without_its_decoder_has_nothing_to_fill_in_with(tmp_path: Path) -> None:
-    KINDS["MAE"].made().save_pretrained(tmp_path)
-    assert load_foreign_pretraining(tmp_path) is None
+def test_mae_without_decoder_cannot_reconstruct(tmp_path: Path) -> None:
+    KINDS["MAE"].build().save_pretrained(tmp_path)
+    assert load_mae_model(tmp_path) is None

@@ -1,9 +1,9 @@
-"""Python's audit events go in; those by which vitkit would run, unpickle or call out come out, each with its line.
+"""Audit hook for events by which vitkit would start a program, unpickle or use the network, with their lines.
 
-As a plugin of pytest it fails the test in which such an event comes from vitkit, and any test that reaches for the
-network. A process that a test starts is listened to by way of `audited.py`, beside this file.
+As a pytest plugin it fails tests in which vitkit causes such an event, and tests that use the network. Child processes
+are audited by `audited.py`, next to this file.
 
-Promises X1 and X3 of docs/reliability.md.
+Guarantees X1 and X3 of docs/reliability.md.
 """
 
 import ipaddress
@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 import pytest
 
 RUNS = frozenset({"subprocess.Popen", "os.system", "os.exec", "os.posix_spawn", "os.spawn", "pty.spawn"})
-"""A program is started. Forks are not among them: they run what runs already."""
+"""Events that start a program. Forks do not: they run the same program."""
 CALLS_OUT = frozenset(
     {
         "socket.connect",
@@ -35,18 +35,18 @@ WATCHED = RUNS | CALLS_OUT | {"pickle.find_class"}
 
 @dataclass(frozen=True, kw_only=True)
 class Event:
-    """What Python announced: by which module of vitkit it came about, and which module did it in the end."""
+    """An audit event, the module of vitkit that caused it, and the module that raised it."""
 
     name: str
     arguments: str
     outside: bool
-    """Whether it reaches for another machine."""
+    """Whether the event contacts another machine."""
     vitkit: str
-    """The innermost module of vitkit on the stack; empty where there is none."""
+    """Innermost module of vitkit on the stack; empty if there is none."""
     line: int
     done_by: str
     importing: bool
-    """Whether a module was being imported between the two."""
+    """Whether a module was imported between the two."""
 
     def __str__(self) -> str:
         where = f"{self.vitkit}, line {self.line}" if self.vitkit else "the test"
@@ -59,19 +59,19 @@ def is_message(event: Event) -> bool:
 
 
 def is_of_the_doctor(event: Event) -> bool:
-    return event.name in RUNS and event.vitkit == "vitkit.cli.doctor"
+    return event.name in RUNS and event.vitkit == "vitkit.inference.machine"
 
 
 def is_the_worker(event: Event) -> bool:
-    return event.name == "subprocess.Popen" and event.vitkit == "vitkit.serve.supervisor"
+    return event.name == "subprocess.Popen" and event.vitkit == "vitkit.server.supervisor"
 
 
 def is_the_proof(event: Event) -> bool:
-    return event.name == "subprocess.Popen" and event.vitkit == "vitkit.export.exporting"
+    return event.name == "subprocess.Popen" and event.vitkit == "vitkit.exporters.verification"
 
 
 def is_the_compiler(event: Event) -> bool:
-    return event.name in RUNS and event.vitkit == "vitkit.engine.native.build"
+    return event.name in RUNS and event.vitkit == "vitkit.inference.native.library"
 
 
 def is_torchs_compiler(event: Event) -> bool:
@@ -83,7 +83,7 @@ def is_an_import(event: Event) -> bool:
 
 
 def is_among_ranks(event: Event) -> bool:
-    return event.name in CALLS_OUT and not event.outside and event.vitkit.startswith("vitkit.train.")
+    return event.name in CALLS_OUT and not event.outside and event.vitkit.startswith("vitkit.training.")
 
 
 ALLOWED: dict[Callable[[Event], bool], str] = {
@@ -96,45 +96,45 @@ ALLOWED: dict[Callable[[Event], bool], str] = {
     is_an_import: "libraries look for compilers and processors while they are imported",
     is_among_ranks: "the ranks of a run on one machine find each other by its loopback",
 }
-"""What may happen, and why. All else that comes from vitkit fails the test."""
+"""Allowed events, with reasons. All others that vitkit causes fail the test."""
 
 
 class Audit:
-    """Listens from now on; a hook cannot be taken off again, so there is one of these a process."""
+    """Audit hook. Hooks cannot be removed, so there is one per process."""
 
-    def __init__(self, heard: Callable[[Event], None] | None = None) -> None:
-        self.seen: list[Event] = []
-        self.heard = heard or self.seen.append
-        sys.addaudithook(self.hear)
+    def __init__(self, record: Callable[[Event], None] | None = None) -> None:
+        self.events: list[Event] = []
+        self.record = record or self.events.append
+        sys.addaudithook(self.on_event)
 
-    def hear(self, name: str, arguments: tuple[Any, ...]) -> None:
-        if name in WATCHED:  # first, because every import and every opened file comes by here
-            self.heard(described(name, arguments, sys._getframe(1)))
+    def on_event(self, name: str, arguments: tuple[Any, ...]) -> None:
+        if name in WATCHED:  # checked first: every import and every opened file is an event
+            self.record(describe_event(name, arguments, sys._getframe(1)))
 
     def faults(self) -> list[Event]:
-        """What may not happen of what was seen since this was asked last."""
-        seen = self.seen.copy()
-        self.seen.clear()
-        return [event for event in seen if is_fault(event)]
+        """Return the forbidden events since the last call."""
+        events = self.events.copy()
+        self.events.clear()
+        return [event for event in events if is_fault(event)]
 
     @contextmanager
-    def aside(self) -> Iterator[list[Event]]:
-        """A list that events go to meanwhile, so that they fail nothing."""
-        heard, caught = self.heard, list[Event]()
-        self.heard = caught.append
+    def redirect(self) -> Iterator[list[Event]]:
+        """Collect events in another list meanwhile, so that they do not fail the test."""
+        record, events = self.record, list[Event]()
+        self.record = events.append
         try:
-            yield caught
+            yield events
         finally:
-            self.heard = heard
+            self.record = record
 
 
 def is_fault(event: Event) -> bool:
-    """Whether an event breaks a promise: it reaches for the network, or comes from vitkit and has no reason to."""
+    """Return whether an event is forbidden: it uses the network, or vitkit causes it and it is not allowed."""
     return event.outside or bool(event.vitkit and not any(allows(event) for allows in ALLOWED))
 
 
-def described(name: str, arguments: tuple[Any, ...], frame: FrameType | None) -> Event:
-    """The event with what is on the stack."""
+def describe_event(name: str, arguments: tuple[Any, ...], frame: FrameType | None) -> Event:
+    """Create the event with the modules on the stack."""
     done_by, importing = "", False
     while frame is not None:
         module = str(frame.f_globals.get("__name__", ""))
@@ -147,7 +147,7 @@ def described(name: str, arguments: tuple[Any, ...], frame: FrameType | None) ->
         frame = frame.f_back
     return Event(
         name=name,
-        arguments=shown(name, arguments),
+        arguments=format_arguments(name, arguments),
         outside=name in CALLS_OUT and is_outside(name, arguments),
         vitkit="" if frame is None else str(frame.f_globals["__name__"]),
         line=0 if frame is None else frame.f_lineno,
@@ -160,22 +160,22 @@ def is_vitkit(module: str) -> bool:
     return module == "vitkit" or module.startswith("vitkit.")
 
 
-def shown(name: str, arguments: tuple[Any, ...]) -> str:
+def format_arguments(name: str, arguments: tuple[Any, ...]) -> str:
     return repr(arguments[1:] if name.startswith("socket.") and len(arguments) > 1 else arguments)[:200]
 
 
 def is_outside(name: str, arguments: tuple[Any, ...]) -> bool:
-    """Whether an address is other than this machine's own."""
+    """Return whether an address is on another machine."""
     address = arguments[0] if name in ("socket.getaddrinfo", "socket.gethostbyname", "urllib.Request") else arguments[1]
     if name == "socket.getaddrinfo" and len(arguments) > 4 and arguments[4] & _PASSIVE:
-        return False  # asked in order to listen
+        return False  # to listen
     host = address[0] if isinstance(address, tuple) and address else address
     if name == "urllib.Request":
         host = urlsplit(str(address)).hostname or ""
     if host is None or (
         isinstance(host, bytes | str) and name in ("socket.connect", "socket.sendto") and host is address
     ):
-        return False  # a socket of Unix is a path; nothing at all is sent where the socket was connected to
+        return False  # Unix sockets have paths; connected sockets have no address
     text = host.decode("latin-1") if isinstance(host, bytes) else str(host)
     if text in ("", "localhost", "ip6-localhost") or text in _OWN_NAMES:
         return False
@@ -190,14 +190,14 @@ _OWN_NAMES = frozenset({os.uname().nodename}) if hasattr(os, "uname") else froze
 
 
 class Plugin:
-    """Fails each test in which something happened that may not."""
+    """Plugin that fails tests with forbidden events."""
 
     def __init__(self, audit: Audit) -> None:
         self.audit = audit
 
     def _check(self) -> None:
         if faults := self.audit.faults():
-            pytest.fail("the audit heard:\n" + "\n".join(map(str, faults)), pytrace=False)
+            pytest.fail("forbidden audit events:\n" + "\n".join(map(str, faults)), pytrace=False)
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_setup(self) -> Generator[None, object, object]:
@@ -221,13 +221,13 @@ class Plugin:
 _audit: list[Audit] = []
 
 
-def the_audit() -> Audit:
-    """The one of this process."""
+def get_audit() -> Audit:
+    """Return the audit of this process."""
     if not _audit:
         _audit.append(Audit())
     return _audit[0]
 
 
 def install(config: pytest.Config) -> None:
-    """Listen over all tests, those of the examples in `src` too, which a conftest's own hooks would not see."""
-    config.pluginmanager.register(Plugin(the_audit()), "vitkit-audit")
+    """Audit all tests, including doctests in `src`, which the hooks of a conftest would not see."""
+    config.pluginmanager.register(Plugin(get_audit()), "vitkit-audit")

@@ -1,7 +1,8 @@
-"""A model and photos go in; what answering for them costs without a server comes out: images, seconds and CPU seconds.
+"""Cost of predictions without a server: images, seconds and CPU seconds, as one line of JSON.
 
-python tests/soak/bare.py MODEL BATCH SECONDS PHOTO…  prints one line of JSON. It is a process of its own, so that its
-threads are set as the server's are and nothing else is counted.
+python tests/soak/bare.py MODEL BATCH SECONDS PHOTO…
+
+It is a process of its own, so that its threads are configured like the server's and nothing else is counted.
 """
 
 import itertools
@@ -10,16 +11,16 @@ import sys
 import time
 from pathlib import Path
 
-from vitkit.predict.predictor import Predictor
+from vitkit.inference.predictor import Predictor
 
 WARM_UP = 5
-"""Batches before the clock starts: what happens once is not what is measured."""
+"""Batches before the measurement."""
 
 
 def main() -> None:
-    place, batch, seconds, *photos = sys.argv[1:]
+    model, batch, seconds, *photos = sys.argv[1:]
     contents = itertools.cycle([Path(photo).read_bytes() for photo in photos])
-    predictor, size = Predictor(place, batch_size=int(batch)), int(batch)
+    predictor, size = Predictor(model, batch_size=int(batch)), int(batch)
     for _ in range(WARM_UP):
         predictor(list(itertools.islice(contents, size)))
     images, start, spent = 0, time.perf_counter(), time.process_time()

@@ -1,4 +1,4 @@
-"""Nothing goes in; small files come out that would cost a careless reader seconds or gigabytes, each under its name."""
+"""Small files that cost an unprotected reader seconds or gigabytes."""
 
 import io
 import struct
@@ -13,7 +13,7 @@ BOMBS: dict[str, Bomb] = {}
 
 
 def bomb(name: str) -> Callable[[Bomb], Bomb]:
-    """Register a bomb under a name for people."""
+    """Register a bomb under a readable name."""
 
     def register(build: Bomb) -> Bomb:
         BOMBS[name] = build
@@ -27,20 +27,20 @@ def chunk(kind: bytes, data: bytes) -> bytes:
 
 
 def zeros(count: int) -> bytes:
-    """So many zeros, packed."""
+    """Return compressed zeros."""
     packer = zlib.compressobj(9)
     block = bytes(1 << 20)
     parts = [packer.compress(block) for _ in range(count >> 20)]
     return b"".join([*parts, packer.compress(bytes(count & 0xFFFFF)), packer.flush()])
 
 
-def png(width: int, height: int, *, bits: int = 8, colour: int = 2, rows: bytes = b"", more: bytes = b"") -> bytes:
-    header = struct.pack(">IIBBBBB", width, height, bits, colour, 0, 0, 0)
-    body = rows or zlib.compress(bytes(height * (1 + (width * bits * (3 if colour == 2 else 1) + 7) // 8)))
+def png(width: int, height: int, *, bits: int = 8, color: int = 2, rows: bytes = b"", more: bytes = b"") -> bytes:
+    header = struct.pack(">IIBBBBB", width, height, bits, color, 0, 0, 0)
+    body = rows or zlib.compress(bytes(height * (1 + (width * bits * (3 if color == 2 else 1) + 7) // 8)))
     return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + more + chunk(b"IDAT", body) + chunk(b"IEND", b"")
 
 
-def saved(picture: Image.Image, kind: str, **options: object) -> bytes:
+def encode(picture: Image.Image, kind: str, **options: object) -> bytes:
     stream = io.BytesIO()
     picture.save(stream, kind, **options)
     return stream.getvalue()
@@ -51,7 +51,7 @@ def noise(side: int, *, seed: int = 0) -> Image.Image:
 
 
 def ifd(entries: list[tuple[int, int, int, int]], *, following: int = 0) -> bytes:
-    """A directory of TIFF: tag, type, count, value or offset of each entry."""
+    """Create a TIFF directory of entries (tag, type, count, value or offset)."""
     return (
         struct.pack("<H", len(entries))
         + b"".join(struct.pack("<HHII", *entry) for entry in entries)
@@ -63,11 +63,11 @@ SMALL_TIFF = [
     *((tag, 3, 1, value) for tag, value in ((256, 8), (257, 8), (258, 8), (259, 1), (262, 1))),
     *((tag, 4, 1, value) for tag, value in ((273, 8), (278, 8), (279, 64))),
 ]
-"""A grey picture of 8 × 8, whose pixels are at byte 8."""
+"""Entries of a gray image of 8 × 8 with pixels at byte 8."""
 
 
 def heavy_exif(size: int) -> bytes:
-    """Thousands of entries that all claim the same bytes as their own."""
+    """Create thousands of entries that refer to the same bytes."""
     count = (size - 200) // 12 // 2
     body = size // 2
     return b"II*\0\x08\0\0\0" + ifd([(1000 + number, 7, body, 8) for number in range(min(count, 60_000))]).ljust(
@@ -85,7 +85,7 @@ def header_of_pixels() -> bytes:
 
 @bomb("PNG, 30,000 × 30,000 of 1 bit")
 def one_bit() -> bytes:
-    return png(30_000, 30_000, bits=1, colour=0, rows=zeros(30_000 * 3751))
+    return png(30_000, 30_000, bits=1, color=0, rows=zeros(30_000 * 3751))
 
 
 @bomb("WebP, canvas of 16,383 × 16,383")
@@ -93,7 +93,7 @@ def webp_canvas() -> bytes:
     side = struct.pack("<I", 16_382)[:3]
     extended = b"VP8X" + struct.pack("<I", 10) + b"\x02\0\0\0" + side + side
     control = b"ANIM" + struct.pack("<I", 6) + bytes(6)
-    still = saved(noise(8), "WEBP", lossless=True)[12:]
+    still = encode(noise(8), "WEBP", lossless=True)[12:]
     frame = bytes(6) + b"\x07\0\0\x07\0\0" + b"\x64\0\0\0" + still
     animation = b"ANMF" + struct.pack("<I", len(frame)) + frame + bytes(len(frame) % 2)
     body = b"WEBP" + extended + control + animation
@@ -102,7 +102,7 @@ def webp_canvas() -> bytes:
 
 @bomb("GIF, screen of 65,535 × 65,535")
 def gif_screen() -> bytes:
-    return b"GIF89a" + struct.pack("<HH", 65_535, 65_535) + saved(noise(8), "GIF")[10:]
+    return b"GIF89a" + struct.pack("<HH", 65_535, 65_535) + encode(noise(8), "GIF")[10:]
 
 
 @bomb("TIFF, header of 60,000 × 60,000")
@@ -115,8 +115,8 @@ def tiff_pixels() -> bytes:
 
 
 def scans(side: int, count: int) -> bytes:
-    """A progressive JPEG whose last scan is there again and again."""
-    content = saved(Image.new("L", (side, side), 128), "JPEG", progressive=True)
+    """Create a progressive JPEG with many copies of its last scan."""
+    content = encode(Image.new("L", (side, side), 128), "JPEG", progressive=True)
     last, end = content.rindex(b"\xff\xda"), content.rindex(b"\xff\xd9")
     return content[:end] + content[last:end] * count + content[end:]
 
@@ -136,7 +136,7 @@ def scans_of_many_pixels() -> bytes:
 
 def frames(kind: str, count: int) -> bytes:
     pictures = [noise(4, seed=number) for number in range(count)]
-    return saved(pictures[0], kind, save_all=True, append_images=pictures[1:])
+    return encode(pictures[0], kind, save_all=True, append_images=pictures[1:])
 
 
 @bomb("GIF, 1,000 frames")
@@ -187,7 +187,7 @@ def png_long_text() -> bytes:
     return png(8, 8, more=chunk(b"zTXt", b"a\0\0" + zeros(1 << 27)))
 
 
-@bomb("PNG, colour profile of 128 MB when unpacked")
+@bomb("PNG, color profile of 128 MB when unpacked")
 def png_profile() -> bytes:
     return png(8, 8, more=chunk(b"iCCP", b"a\0\0" + zeros(1 << 27)))
 
@@ -199,19 +199,19 @@ def png_chunks() -> bytes:
 
 @bomb("JPEG, 4,000,000 empty comments")
 def jpeg_comments() -> bytes:
-    content = saved(noise(8), "JPEG")
+    content = encode(noise(8), "JPEG")
     return content[:2] + b"\xff\xfe\x00\x02" * 4_000_000 + content[2:]
 
 
 @bomb("JPEG, 15 MB of filling")
 def jpeg_filling() -> bytes:
-    content = saved(noise(8), "JPEG")
+    content = encode(noise(8), "JPEG")
     return content[:2] + b"\xff" * 15_000_000 + content[2:]
 
 
 @bomb("JPEG, EXIF that claims 64 KB thousands of times")
 def jpeg_exif() -> bytes:
-    content = saved(noise(8), "JPEG")
+    content = encode(noise(8), "JPEG")
     exif = b"Exif\0\0" + heavy_exif(65_000)
     return content[:2] + b"\xff\xe1" + struct.pack(">H", len(exif) + 2) + exif + content[2:]
 
@@ -223,7 +223,7 @@ def png_exif() -> bytes:
 
 @bomb("WebP, EXIF that claims 1 MB thousands of times")
 def webp_exif() -> bytes:
-    return saved(noise(8), "WEBP", exif=heavy_exif(2_000_000))
+    return encode(noise(8), "WEBP", exif=heavy_exif(2_000_000))
 
 
 @bomb("TIFF, 10,000 entries of 4 MB each")
@@ -234,14 +234,14 @@ def tiff_entries() -> bytes:
 
 @bomb("GIF, 2,000,000 comments")
 def gif_comments() -> bytes:
-    content = saved(noise(8), "GIF")
-    place = 13 + (3 << ((content[10] & 7) + 1) if content[10] & 0x80 else 0)
-    return content[:place] + b"\x21\xfe\x01a\0" * 2_000_000 + content[place:]
+    content = encode(noise(8), "GIF")
+    offset = 13 + (3 << ((content[10] & 7) + 1) if content[10] & 0x80 else 0)
+    return content[:offset] + b"\x21\xfe\x01a\0" * 2_000_000 + content[offset:]
 
 
 @bomb("GIF, 9,000,000 pieces of a byte")
 def gif_pieces() -> bytes:
-    content = saved(noise(8), "GIF")
+    content = encode(noise(8), "GIF")
     return content[:-2] + b"\x01a" * 9_000_000 + content[-2:]
 
 

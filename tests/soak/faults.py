@@ -1,7 +1,7 @@
-"""A number of faults goes in; they are done to small runs, and what was promised and what was seen comes out.
+"""Fault injection into small runs: kills, stop signals, and resume with other workers and ranks.
 
-Every function here is one promise of docs/reliability.md, takes a count, and returns a Finding. What is random is
-seeded, but when a process is hit depends on the machine: a repeat does not hit the same moments.
+Every function checks one guarantee of docs/reliability.md for a number of faults and returns a Finding. Random choices
+are seeded, but the moment at which a process is hit depends on the machine.
 """
 
 import random
@@ -13,23 +13,23 @@ from pathlib import Path
 
 from soak.victim import EVALUATION, STEPS, WARMUP, Launcher, Run, SlowError, Victim, listens, until
 
-SAVED_AND_STOPPED = 75
+EXIT_INTERRUPTED = 75
 
 
 @dataclass
 class Finding:
-    """What one promise came to."""
+    """Result of checking one guarantee."""
 
-    promise: str
+    guarantee: str
     figures: dict[str, object] = field(default_factory=dict)
     failures: list[str] = field(default_factory=list)
 
     @property
-    def kept(self) -> bool:
+    def passed(self) -> bool:
         return not self.failures
 
     def expect(self, condition: object, message: str) -> bool:
-        """Write down what is not as promised."""
+        """Record a failure unless the condition is true."""
         if not condition:
             self.failures.append(message)
         return bool(condition)
@@ -41,30 +41,39 @@ class Finding:
         self.figures[name] = max(float(str(self.figures.get(name, 0.0))), round(value, 2))
 
 
-def never_touched(launcher: Launcher, path: Path, *settings: str) -> Run:
-    """A run that nothing happens to."""
+def run_undisturbed(launcher: Launcher, path: Path, *settings: str) -> Run:
+    """Return an uninterrupted run."""
     run = Run(path, settings)
     if not run.is_finished():
         victim = launcher.start(run)
-        assert victim.wait(180) == 0, victim.words()
+        assert victim.wait(900) == 0, victim.words()
     return run
 
 
-def the_same(finding: Finding, run: Run, reference: Run, *, state: bool = True) -> None:
-    """Expect a run to have come out as the reference did, its last checkpoint too unless `state` says otherwise."""
+def expect_same(finding: Finding, run: Run, reference: Run, *, state: bool = True) -> None:
+    """Expect the result of a run to equal the reference, with its last checkpoint unless `state` is False."""
     finding.count("runs compared")
     ours, theirs = run.outcome(state=state), reference.outcome(state=state)
     other = [name for name in theirs if ours[name] != theirs[name]]
     finding.expect(not other, f"{run.path.name}: {', '.join(other)} differ from the run that was not hit")
 
 
-def kills(launcher: Launcher, folder: Path, *, count: int, seed: int = 0, ranks: int = 1, mode: str = "") -> Finding:
+def kills(
+    launcher: Launcher,
+    folder: Path,
+    *,
+    count: int,
+    seed: int = 0,
+    ranks: int = 1,
+    mode: str = "",
+    reference: Run | None = None,
+) -> Finding:
     """R1: SIGKILL at random moments, half of them inside a checkpoint write, and the same command again."""
     name = "one process" if ranks == 1 else f"{mode} on {ranks} ranks"
     finding = Finding(f"R1 SIGKILL, {name}", {"kills": 0, "inside a checkpoint write": 0, "runs compared": 0})
     chance = random.Random(seed)
     settings = (f"parallel.mode={mode}",) if mode else ()
-    reference = Run(folder / "reference", settings)
+    reference = reference or Run(folder / "reference", settings)
     start = time.monotonic()
     finish(launcher, reference, ranks=ranks)
     usual = time.monotonic() - start
@@ -89,12 +98,12 @@ def kills(launcher: Launcher, folder: Path, *, count: int, seed: int = 0, ranks:
             if run.is_finished():
                 break
         finish(launcher, run, ranks=ranks)
-        the_same(finding, run, reference)
+        expect_same(finding, run, reference)
     return finding
 
 
 def aim(run: Run, victims: list[Victim], chance: random.Random, *, usual: float, left: set[str]) -> None:
-    """Wait for a moment: any at all, or one inside a checkpoint write; those `left` half-written before are not one."""
+    """Wait for a random moment, or for one inside a checkpoint write; those `left` by earlier kills do not count."""
 
     def writes() -> bool:
         return not left.issuperset(run.being_written())
@@ -115,7 +124,7 @@ def start_all(launcher: Launcher, run: Run, *settings: str, ranks: int) -> list[
 
 
 def end_the_rest(victims: list[Victim]) -> None:
-    """What torchrun does when a rank has died: ask the others to stop, and not ask for ever."""
+    """Stop the other ranks as torchrun does when one has died."""
     for victim in victims:
         if not victim.has_ended():
             victim.send(signal.SIGTERM)
@@ -126,21 +135,21 @@ def end_the_rest(victims: list[Victim]) -> None:
 
 
 def finish(launcher: Launcher, run: Run, *settings: str, ranks: int = 1) -> None:
-    """Run the command again, to the end."""
+    """Run the command again until the end."""
     for victim in start_all(launcher, run, *settings, ranks=ranks):
-        if (code := victim.wait(180)) != 0:
+        if (code := victim.wait(900)) != 0:
             raise AssertionError(f"{run.path.name} could not be finished: exit code {code}: {victim.words()[-500:]}")
 
 
 MOMENTS = ("start-up", "warm-up", "evaluation", "saving")
 
 
-def stops(launcher: Launcher, folder: Path, *, count: int, seed: int = 0) -> Finding:
-    """R2: SIGTERM or SIGINT to the process group; it saves where it stands and leaves with its own exit code."""
+def stops(launcher: Launcher, folder: Path, *, count: int, seed: int = 0, seconds: float = 10.0) -> Finding:
+    """R2: on SIGTERM or SIGINT to the process group the run saves and exits with code 75 within `seconds`."""
     finding = Finding("R2 SIGTERM or SIGINT", {"stops": 0, "runs compared": 0, "slowest exit, s": 0.0})
     chance = random.Random(seed)
     # Half of the images are for validation, so that an evaluation is long enough to be hit.
-    reference = never_touched(launcher, folder / "reference", "data.val_share=0.5")
+    reference = run_undisturbed(launcher, folder / "reference", "data.val_fraction=0.5")
     number = 0
     while finding.figures["stops"] < count:
         moment = MOMENTS[number % 4]
@@ -150,14 +159,14 @@ def stops(launcher: Launcher, folder: Path, *, count: int, seed: int = 0) -> Fin
         if number > 2 * count + 8:
             finding.expect(False, "most runs ended before they could be stopped")
             break
-        run = Run(folder / f"stopped-{number}", ("data.val_share=0.5", f"data.workers={workers}"))
+        run = Run(folder / f"stopped-{number}", ("data.val_fraction=0.5", f"data.workers={workers}"))
         victim = launcher.start(run)
         come(run, victim, moment, chance)
         inside = moment == "saving" and bool(run.being_written())
         victim.send(asked)
         sent = time.monotonic()
         try:
-            code = victim.wait(10.0)
+            code = victim.wait(seconds)
         except SlowError as error:
             finding.count("stops")
             finding.expect(False, f"{moment}, {workers} workers: {error}")
@@ -170,18 +179,18 @@ def stops(launcher: Launcher, folder: Path, *, count: int, seed: int = 0) -> Fin
         finding.count("seen inside a checkpoint write", inside)
         finding.most("slowest exit, s", time.monotonic() - sent)
         what = f"{asked.name} at {moment}, {workers} workers"
-        if not finding.expect(code == SAVED_AND_STOPPED, f"{what}: exit code {code}: {victim.words()[-300:]}"):
+        if not finding.expect(code == EXIT_INTERRUPTED, f"{what}: exit code {code}: {victim.words()[-300:]}"):
             continue
         saved_where_it_stood(finding, run, what, at_start=moment == "start-up")
         if moment == "evaluation":
             finding.count("evaluations cut short", not any("val_top1" in record for record in run.logged()))
         finish(launcher, run, f"data.workers={chance.choice((0, 2, 4))}")
-        the_same(finding, run, reference)
+        expect_same(finding, run, reference)
     return finding
 
 
 def come(run: Run, victim: Victim, moment: str, chance: random.Random) -> None:
-    """Wait until the run is where it is to be stopped."""
+    """Wait until the run has reached the moment."""
     if moment == "start-up":
         until(lambda: listens(victim), victim)
         time.sleep(chance.uniform(0.0, 0.02))
@@ -196,7 +205,7 @@ def come(run: Run, victim: Victim, moment: str, chance: random.Random) -> None:
 
 
 def saved_where_it_stood(finding: Finding, run: Run, what: str, *, at_start: bool) -> None:
-    """Expect a good checkpoint of the very last step that was taken."""
+    """Expect an intact checkpoint of the last step."""
     steps, logged = run.steps(), run.last_step()
     if at_start and not logged:
         return  # no step was taken, so there is nothing to save
@@ -205,28 +214,35 @@ def saved_where_it_stood(finding: Finding, run: Run, what: str, *, at_start: boo
         finding.expect(run.is_good(steps[-1]), f"{what}: the checkpoint of step {steps[-1]} is damaged")
 
 
-def other_workers(launcher: Launcher, folder: Path, *, seed: int = 0) -> Finding:
-    """R3: a run that goes on with another number of worker processes comes out bit for bit the same."""
+def other_workers(
+    launcher: Launcher,
+    folder: Path,
+    *,
+    ways: tuple[tuple[int, int], ...] = ((0, 2), (2, 4), (4, 0)),
+    seed: int = 0,
+    reference: Run | None = None,
+) -> Finding:
+    """R3: a run resumed with another number of workers is the same bit for bit."""
     finding = Finding("R3 resume with other workers")
     chance = random.Random(seed)
-    reference = never_touched(launcher, folder / "reference")
-    for before, after in ((0, 2), (2, 4), (4, 0)):
+    reference = reference or run_undisturbed(launcher, folder / "reference")
+    for before, after in ways:
         run = Run(folder / f"workers-{before}-{after}")
         stop_at(launcher, run, chance.randrange(4, 12), f"data.workers={before}")
         finish(launcher, run, f"data.workers={after}")
-        the_same(finding, run, reference)
+        expect_same(finding, run, reference)
     return finding
 
 
 def stop_at(launcher: Launcher, run: Run, step: int, *settings: str, ranks: int = 1) -> None:
-    """Start a run and let it save and stop at about this step."""
+    """Start a run and stop it at about this step."""
     for _ in range(5):
         victims = start_all(launcher, run, *settings, ranks=ranks)
         until(lambda: run.last_step() >= step, victims[0], seconds=120)
         for victim in victims:
             victim.send(signal.SIGTERM)
         codes = {victim.wait() for victim in victims}
-        if codes == {SAVED_AND_STOPPED}:
+        if codes == {EXIT_INTERRUPTED}:
             return
         assert codes == {0}, (codes, victims[0].words()[-500:])
         shutil.rmtree(run.path)  # it was faster than the signal
@@ -234,14 +250,14 @@ def stop_at(launcher: Launcher, run: Run, step: int, *settings: str, ranks: int 
 
 
 def other_ranks(launcher: Launcher, folder: Path, *, ways: tuple[tuple[int, int], ...], steps: int = 200) -> Finding:
-    """R3: a run that goes on with another number of ranks sees the same images, and learns the same to rounding.
+    """R3: a run resumed with another number of ranks sees the same images and differs by rounding only.
 
     Biases of keys are counted apart. Attention does not depend on them, so their gradient is nothing but rounding,
     which Adam makes as large as any other.
     """
     finding = Finding("R3 resume with other ranks", {"images in the same order": 0})
-    settings = (f"schedule.steps={steps}", "keep.save_every=50", "keep.evaluate_every=100")
-    reference = never_touched(launcher, folder / "reference-long", *settings)
+    settings = (f"schedule.steps={steps}", "checkpoint.save_every=50", "evaluation.every=100")
+    reference = run_undisturbed(launcher, folder / "reference-long", *settings)
     for before, after in ways:
         run = Run(folder / f"ranks-{before}-{after}", settings)
         stop_at(launcher, run, steps // 3, ranks=before)
@@ -258,8 +274,8 @@ def other_ranks(launcher: Launcher, folder: Path, *, ways: tuple[tuple[int, int]
 
 
 def distances(ours: Path, theirs: Path) -> tuple[float, float]:
-    """The largest difference between the weights in two files: of all but the biases of keys, and of those."""
-    from safetensors.numpy import load_file  # noqa: PLC0415  not every promise needs it
+    """Return the largest difference of the weights in two files, without key biases, and of the key biases."""
+    from safetensors.numpy import load_file  # noqa: PLC0415  not every guarantee needs it
 
     one, other = load_file(ours), load_file(theirs)
     assert one.keys() == other.keys()
@@ -275,15 +291,15 @@ def distances(ours: Path, theirs: Path) -> tuple[float, float]:
 
 
 def same_order(before: int, after: int, *, steps: int, size: int = 1297, batch_size: int = 32) -> int:
-    """How many images come in the order of one rank when a run changes its ranks half-way; 0 where one does not."""
-    from vitkit.data.loader import Position, Share, Stream  # noqa: PLC0415
+    """Return the number of images if a change of ranks half-way keeps their order, else 0."""
+    from vitkit.data.loader import BatchShard, SamplerState, TrainingSampler  # noqa: PLC0415
 
-    def keys(start: Position, count: int, ranks: int) -> list[tuple[int, int]]:
-        shares = [Share(batch_size=batch_size, rank=rank, ranks=ranks) for rank in range(ranks)]
-        streams = [iter(Stream(size=size, start=start, share=share)) for share in shares]
+    def keys(start: SamplerState, count: int, ranks: int) -> list[tuple[int, int]]:
+        shares = [BatchShard(batch_size=batch_size, rank=rank, world_size=ranks) for rank in range(ranks)]
+        streams = [iter(TrainingSampler(size=size, start=start, shard=share)) for share in shares]
         return [key for _ in range(count) for stream in streams for key in next(stream)]
 
-    start, half = Position(3, 0, 0), steps // 2
+    start, half = SamplerState(3, 0, 0), steps // 2
     alone = keys(start, steps, 1)
-    changed = keys(start, half, before) + keys(start.after(half * batch_size, size=size), steps - half, after)
+    changed = keys(start, half, before) + keys(start.advance(half * batch_size, size=size), steps - half, after)
     return len(alone) if alone == changed else 0

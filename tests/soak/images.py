@@ -1,4 +1,4 @@
-"""Numbers that are not finite and images that are not images go in; what a run makes of them comes out: R6 and R7."""
+"""Campaigns for guarantees R6 and R7: non-finite values and broken images."""
 
 import csv
 import math
@@ -7,24 +7,24 @@ from pathlib import Path
 
 import numpy as np
 from PIL import Image
-from soak.faults import Finding, never_touched, the_same
+from soak.faults import Finding, expect_same, run_undisturbed
 from soak.victim import Launcher, Run
 
 
 def not_finite(launcher: Launcher, folder: Path) -> Finding:
-    """R6: a learning rate beyond reason; updates that are not finite are left out and counted, and nothing is saved."""
+    """R6: train with an absurd learning rate; non-finite updates are skipped, counted and never saved."""
     from safetensors.numpy import load_file  # noqa: PLC0415
 
     finding = Finding("R6 nothing is finite any more")
     for rate in ("1e30", "1e38"):
         run = Run(folder / f"lr-{rate}", (f"schedule.lr={rate}", "schedule.warmup_steps=2", "optimizer.clip=none"))
         victim = launcher.start(run)
-        code = victim.wait(60)
+        code = victim.wait(600)
         errors = [line for line in victim.words().splitlines() if line.startswith("error:")]
         finding.expect(code == 1 and len(errors) == 1, f"lr {rate}: exit code {code}, {errors}")
         finding.expect("Traceback" not in victim.words(), f"lr {rate}: a traceback")
         finding.figures[f"skipped at lr {rate}"] = max((record.get("skipped", 0) for record in run.logged()), default=0)
-        finding.expect(finding.figures[f"skipped at lr {rate}"], f"lr {rate}: no update was left out")
+        finding.expect(finding.figures[f"skipped at lr {rate}"], f"lr {rate}: no update was skipped")
         finding.expect(run.steps(), f"lr {rate}: no checkpoint is left")
         for step in run.steps():
             finding.expect(run.is_good(step), f"lr {rate}: the checkpoint of step {step} is damaged")
@@ -39,13 +39,13 @@ def not_finite(launcher: Launcher, folder: Path) -> Finding:
 
 
 def broken_images(launcher: Launcher, folder: Path, *, count: int, seed: int = 0) -> Finding:
-    """R7: one image in ten is broken; the run equals that on the set without them, and lists them."""
+    """R7: break every tenth image; the run equals a run without them, and lists them."""
     finding = Finding("R7 broken images", {"images": count})
     broken = draw(folder, count=count, seed=seed)
-    settings = ("data.max_bad_share=0.2",)
-    sound = never_touched(launcher, folder / "run-sound", *settings, f"data.path={folder / 'sound'}")
-    mixed = never_touched(launcher, folder / "run-mixed", *settings, f"data.path={folder / 'mixed'}")
-    the_same(finding, mixed, sound)
+    settings = ("data.max_bad_fraction=0.2",)
+    sound = run_undisturbed(launcher, folder / "run-sound", *settings, f"data.path={folder / 'sound'}")
+    mixed = run_undisturbed(launcher, folder / "run-mixed", *settings, f"data.path={folder / 'mixed'}")
+    expect_same(finding, mixed, sound)
     with (mixed.path / "bad_files.csv").open(encoding="utf-8", newline="") as file:
         listed = {row[0]: row[1] for row in list(csv.reader(file))[1:]}
     finding.figures |= {"broken": len(broken), "listed": len(listed)}
@@ -56,27 +56,27 @@ def broken_images(launcher: Launcher, folder: Path, *, count: int, seed: int = 0
 
 
 def draw(folder: Path, *, count: int, seed: int) -> set[str]:
-    """Write two folders of ten classes, one of them with every tenth image broken; the names of those."""
-    chance, random_numbers = random.Random(seed), np.random.default_rng(seed)
-    pixels = random_numbers.integers(0, 256, (count, 8, 8), dtype=np.uint8)
-    broken = set(chance.sample(range(count), count // 10))
+    """Write two folders of ten classes, one with every tenth image broken; return the names of those."""
+    rng, numpy_rng = random.Random(seed), np.random.default_rng(seed)
+    pixels = numpy_rng.integers(0, 256, (count, 8, 8), dtype=np.uint8)
+    broken = set(rng.sample(range(count), count // 10))
     names = set()
     for index in range(count):
         name = f"class-{index % 10}/{index:05d}.png"
-        for place in ("mixed", "sound"):
-            (folder / place / name).parent.mkdir(parents=True, exist_ok=True)
+        for directory in ("mixed", "sound"):
+            (folder / directory / name).parent.mkdir(parents=True, exist_ok=True)
         whole = folder / "mixed" / name
         Image.fromarray(pixels[index]).save(whole)
         if index in broken:
             names.add(name)
-            whole.write_bytes(spoil(whole.read_bytes(), kind=chance.randrange(5), chance=chance))
+            whole.write_bytes(spoil(whole.read_bytes(), kind=rng.randrange(5), rng=rng))
         else:
             (folder / "sound" / name).hardlink_to(whole)
     return names
 
 
-def spoil(content: bytes, *, kind: int, chance: random.Random) -> bytes:
-    """An image that is none: empty, cut off, a text, noise, or of an impossible size."""
+def spoil(content: bytes, *, kind: int, rng: random.Random) -> bytes:
+    """Return a broken image: empty, truncated, a text, noise, or with an impossible size."""
     if kind == 4:  # PNG keeps its width in bytes 16 to 19
         return content[:16] + b"\x7f\xff\xff\xff" + content[20:]
-    return (b"", content[: chance.randrange(8, 40)], b"not an image\n" * 9, chance.randbytes(90))[kind]
+    return (b"", content[: rng.randrange(8, 40)], b"not an image\n" * 9, rng.randbytes(90))[kind]

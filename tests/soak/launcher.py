@@ -1,37 +1,57 @@
-"""Requests on stdin go in, forked `vitkit` processes come out, each without the seconds that importing torch takes.
+"""Process that forks `vitkit` commands and scripts on request, without the seconds that importing torch takes.
 
-A request is one line of JSON. {"arguments", "environment", "log", "faulty_sync"} answers {"pid"}: the child is a
-process group of its own that runs the command line on those arguments. {"wait": pid} answers {"code"}: a negative
-signal or an exit code. `faulty_sync` [n, errno] lets the child's n-th and later calls of fsync fail, as a dying disk
-does.
+A request is one line of JSON.
+
+{"arguments", "script", "imports", "environment", "directory", "stdout", "stderr", "mounts", "faulty_sync"} answers
+{"pid"}: the child is a process group of its own that runs the command line, or a script, with those arguments.
+`imports` are libraries to import before the fork, which later children share. `mounts` is a mount namespace to enter.
+`faulty_sync` [n, errno] lets the child's n-th and later calls of fsync fail, as a failing disk does.
+
+{"wait": pid} answers {"code"}: a negative signal or an exit code.
 """
 
+import ctypes
 import json
 import os
+import runpy
 import signal
 import sys
 
 import torch
+import torch._dynamo  # optimizers import it
+import torch.distributed.fsdp
 
+import vitkit.cli.progress
 import vitkit.cli.running
 import vitkit.cli.train
-import vitkit.cli.watching
-import vitkit.recipes.table
-import vitkit.train.run  # noqa: F401  the work of these imports is what forking saves
+import vitkit.recipes.train
+import vitkit.training.run  # noqa: F401  the work of these imports is what forking saves
 from vitkit.cli.main import main
+from vitkit.weights.verify import import_library
 
 
 def become(request: dict) -> None:
-    """Turn this forked process into the one that was asked for."""
+    """Set up this forked process as requested."""
     os.setsid()
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    log = os.open(request["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    if request["mounts"]:
+        enter_mounts(request["mounts"])
+    output, errors = (os.open(request[name], os.O_WRONLY | os.O_CREAT | os.O_APPEND) for name in ("stdout", "stderr"))
     nothing = os.open(os.devnull, os.O_RDONLY)
-    for old, new in ((nothing, 0), (log, 1), (log, 2)):
+    for old, new in ((nothing, 0), (output, 1), (errors, 2)):
         os.dup2(old, new)
     os.environ.update(request["environment"])
+    if request["directory"]:
+        os.chdir(request["directory"])
     if request["faulty_sync"]:
         fail_to_sync(*request["faulty_sync"])
+
+
+def enter_mounts(path: str) -> None:
+    """Enter a mount namespace; Python has os.setns from 3.12 on."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.setns(os.open(path, os.O_RDONLY), 0x20000):  # CLONE_NEWNS
+        raise OSError(ctypes.get_errno(), "setns failed")
 
 
 def fail_to_sync(good: int, error: int) -> None:
@@ -47,6 +67,15 @@ def fail_to_sync(good: int, error: int) -> None:
     os.fsync = fsync
 
 
+def run(request: dict) -> None:
+    """Run the command line or a script, and end this process."""
+    if request["script"] is None:
+        sys.exit(main(request["arguments"]))
+    sys.argv = [request["script"], *request["arguments"]]
+    runpy.run_path(request["script"], run_name="__main__")
+    sys.exit(0)
+
+
 def serve() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     while line := sys.stdin.readline():
@@ -55,10 +84,14 @@ def serve() -> None:
             _, status = os.waitpid(request["wait"], 0)
             answer = {"code": os.waitstatus_to_exitcode(status)}
         else:
+            for name in request["imports"]:
+                library = import_library(name)
+                if name == "transformers":
+                    assert library.ViTForImageClassification  # imported on access
             pid = os.fork()
             if pid == 0:
                 become(request)
-                sys.exit(main(request["arguments"]))
+                run(request)
             answer = {"pid": pid}
         sys.stdout.write(json.dumps(answer) + "\n")
         sys.stdout.flush()

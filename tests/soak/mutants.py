@@ -1,9 +1,8 @@
-"""Thirty faults are put into copies of the server, one at a time; how many of them the tests notice comes out.
+"""Mutation tests of the server: thirty faults, one at a time, each of which some test should detect.
 
 python tests/soak/mutants.py [--only NUMBER,…] [--out FILE.json]
 
-A fault counts as noticed where a test fails or hangs. First the test that it should fall to is run, then, if that
-passes, all of them.
+A mutant is detected if a test fails or hangs. The test named by the mutant runs first, then all of them.
 """
 
 import argparse
@@ -19,17 +18,17 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
-FILES = ("app", "limits", "kserve", "batching", "fuzz")
-WANTED = 27
-PATIENCE = 300
-"""Seconds after which a run of tests hangs."""
+FILES = ("routes", "connections", "kserve", "queue", "fuzz")
+MIN_DETECTED = 27
+TIMEOUT = 300
+"""Seconds after which a test run counts as hanging."""
 
 
 @dataclass(frozen=True)
 class Mutant:
-    """One fault: in which file which text becomes which, what it is in words, and the tests that come first."""
+    """A fault: in `file`, the text `old` is replaced by `new`. The test `first` should detect it."""
 
-    what: str
+    name: str
     file: str
     old: str
     new: str
@@ -38,283 +37,285 @@ class Mutant:
 
 MUTANTS = (
     Mutant(
-        "no token is asked for",
-        "gate",
-        "if self.token is not None and route not in PUBLIC:",
+        "token not required",
+        "middleware",
+        "if self.token is not None and route not in PUBLIC_ROUTES:",
         "if False:",
-        "limits::test_the_token_is_needed_for_all_but_the_page_and_health",
+        "connections::test_all_routes_but_page_and_health_need_the_token",
     ),
     Mutant(
-        "half a token is enough",
-        "gate",
-        'not hmac.compare_digest(said.strip(), self.token or b"")',
-        'not (self.token or b"").startswith(said.strip())',
-        "limits::test_a_token_that_is_nearly_right_is_wrong",
+        "prefix of the token accepted",
+        "middleware",
+        'not hmac.compare_digest(token.strip(), self.token or b"")',
+        'not (self.token or b"").startswith(token.strip())',
+        "connections::test_wrong_token_is_rejected",
     ),
     Mutant(
-        "any host will do",
-        "gate",
-        "if host is None or not self.hosts.know(host):",
+        "any host accepted",
+        "middleware",
+        "if host is None or not self.hosts.matches(host):",
         "if host is None:",
-        "limits::test_a_name_that_is_not_the_servers_is_refused",
+        "connections::test_unknown_host_is_rejected",
     ),
     Mutant(
-        "encoded bodies are taken",
-        "gate",
+        "compressed bodies accepted",
+        "middleware",
         '.lower() != b"identity":',
         '.lower() == b"never":',
-        "limits::test_an_encoded_body_and_a_form_are_refused",
+        "connections::test_compressed_bodies_and_forms_are_rejected",
     ),
     Mutant(
-        "bodies without end are taken",
-        "gate",
-        "if len(body) > self.limits.bytes:",
-        "if False:",
-        "limits::test_an_endless_body_is_cut_off",
+        "endless bodies accepted",
+        "queue",
+        "self.check_size(len(body), buffered=self.buffered)",
+        "self.check_size(0, buffered=self.buffered)",
+        "connections::test_endless_body_is_cut_off",
     ),
     Mutant(
-        "any length is believed",
-        "gate",
-        "if length is not None and int(length) > self.limits.bytes:",
-        "if False:",
-        "limits::test_a_body_that_is_too_large_is_refused_by_its_length",
+        "Content-Length not checked",
+        "middleware",
+        "self.bodies.check_size(length, buffered",
+        "self.bodies.check_size(0, buffered",
+        "connections::test_large_body_is_rejected_by_its_length",
     ),
     Mutant(
-        "too large is a failure of the server",
-        "gate",
-        'Refusal(413, f"the body',
-        'Refusal(500, f"the body',
-        "limits::test_a_body_that_is_too_large_is_refused_by_its_length",
+        "large body is a server error",
+        "queue",
+        "HTTPError(413, message)",
+        "HTTPError(500, message)",
+        "connections::test_large_body_is_rejected_by_its_length",
     ),
     Mutant(
-        "browsers may guess types",
-        "gate",
+        "content sniffing allowed",
+        "middleware",
         '(b"x-content-type-options", b"nosniff"),',
         "",
-        "app::test_every_answer_forbids_what_a_page_could_be_tricked_into",
+        "routes::test_every_response_has_security_headers",
     ),
     Mutant(
-        "other sites may send images",
-        "gate",
+        "cross-site requests accepted",
+        "middleware",
         'if headers.get(b"sec-fetch-site") == b"cross-site":',
         "if False:",
-        "limits::test_a_page_of_another_site_cannot_send_images",
+        "connections::test_pages_of_other_sites_cannot_send_images",
     ),
     Mutant(
-        "numbers need no token",
-        "gate",
-        'PUBLIC = frozenset({"/", ',
-        'PUBLIC = frozenset({"/metrics", "/", ',
-        "limits::test_the_token_is_needed_for_all_but_the_page_and_health",
+        "metrics public",
+        "middleware",
+        'PUBLIC_ROUTES = frozenset({"/", ',
+        'PUBLIC_ROUTES = frozenset({"/metrics", "/", ',
+        "connections::test_all_routes_but_page_and_health_need_the_token",
     ),
     Mutant(
-        "errors have another key",
-        "answers",
-        'encoded({"error": error}',
-        'encoded({"message": error}',
-        "app::test_what_is_no_image_is_refused",
+        "errors with another key",
+        "ipc",
+        'encode_json({"error": self.message}',
+        'encode_json({"message": self.message}',
+        "routes::test_invalid_image_is_rejected",
     ),
     Mutant(
-        "forms are taken for images",
-        "app",
-        'if kind.startswith("multipart/"):',
+        "forms accepted as images",
+        "routes",
+        'if content_type.startswith("multipart/"):',
         "if False:",
-        "limits::test_an_encoded_body_and_a_form_are_refused",
+        "connections::test_compressed_bodies_and_forms_are_rejected",
     ),
     Mutant(
-        "layers are not counted",
-        "app",
-        'if (layer or 0) >= about["layers"] or (which or 0) >= about["heads"]:',
+        "layers not checked",
+        "routes",
+        "if (layer or 0) >= layers or (head_index or 0) >= heads:",
         "if False:",
-        "app::test_a_question_that_makes_no_sense_is_refused_with_a_reason",
+        "routes::test_invalid_query_is_rejected_with_a_reason",
     ),
     Mutant(
-        "alive in another word",
-        "app",
+        "liveness with another key",
+        "routes",
         "b'{\"live\": true}'",
         "b'{\"alive\": true}'",
-        "fuzz::test_made_up_questions_are_answered_as_the_description_says",
+        "fuzz::test_generated_requests_follow_the_description",
     ),
     Mutant(
-        "models lack a field",
-        "app",
+        "model summary lacks a key",
+        "routes",
         'not in ("labels", "preprocessing")',
         'not in ("labels", "preprocessing", "grid")',
-        "app::test_models_are_listed_and_described",
+        "routes::test_models_are_listed_and_described",
     ),
     Mutant(
-        "the length of JSON may be words",
-        "app",
+        "JSON length not checked",
+        "routes",
         'if not re.fullmatch(r"[0-9]{1,9}", text):',
         "if False:",
-        "fuzz::test_a_body_that_lies_about_itself_is_refused",
+        "fuzz::test_inconsistent_body_is_rejected",
     ),
     Mutant(
-        "labels in the wrong order",
-        "work",
-        "in job.served.predictor.likeliest(numbers, top=top)]",
-        "in reversed(job.served.predictor.likeliest(numbers, top=top))]",
-        "app::test_a_raw_image_is_answered_as_the_predictor_answers",
+        "labels in reverse order",
+        "handlers",
+        "in job.model.predictor.top_predictions(values, top=top)]",
+        "in reversed(job.model.predictor.top_predictions(values, top=top))]",
+        "routes::test_raw_image_is_classified_as_by_the_predictor",
     ),
     Mutant(
-        "bad images are failures of the server",
-        "work",
-        "raise Refusal(status, error, hint=hint)",
-        "raise Refusal(500, error, hint=hint)",
-        "app::test_what_is_no_image_is_refused",
+        "invalid image is a server error",
+        "handlers",
+        "raise HTTPError(status, message, hint=hint)",
+        "raise HTTPError(500, message, hint=hint)",
+        "routes::test_invalid_image_is_rejected",
     ),
     Mutant(
-        "the limit of pixels is forgotten",
-        "work",
-        "channels=how.channels, gate=gate)",
-        "channels=how.channels)",
-        "limits::test_pixels_beyond_the_limit_are_refused_by_the_header",
+        "pixel limit not passed",
+        "handlers",
+        "channels=preprocessing.channels, limits=decode_limits)",
+        "channels=preprocessing.channels)",
+        "routes::test_pixels_beyond_the_limit_are_rejected",
     ),
     Mutant(
-        "errors in a list are left out",
-        "work",
-        '[{"error": error} if error is not None else next(found) for error in job.errors]',
-        "list(found)",
-        "app::test_a_list_is_answered_in_its_order_and_a_broken_image_alone_has_an_error",
+        "errors of a list omitted",
+        "handlers",
+        '[{"error": error} if error is not None else next(remaining) for error in job.errors]',
+        "list(remaining)",
+        "routes::test_broken_image_in_a_list_is_an_error_entry",
     ),
     Mutant(
-        "JSON that is no list is a failure",
-        "work",
-        "raise Refusal(400, 'expected a JSON list",
-        "raise Refusal(500, 'expected a JSON list",
-        "app::test_json_that_is_no_list_of_images_is_refused",
+        "invalid JSON is a server error",
+        "handlers",
+        "raise HTTPError(400, 'expected a JSON list",
+        "raise HTTPError(500, 'expected a JSON list",
+        "routes::test_json_without_a_list_of_images_is_rejected",
     ),
     Mutant(
-        "logits for probabilities",
-        "work",
+        "logits instead of probabilities",
+        "handlers",
         "for row in logits.softmax(dim=1)]",
         "for row in logits]",
-        "app::test_a_raw_image_is_answered_as_the_predictor_answers",
+        "routes::test_raw_image_is_classified_as_by_the_predictor",
     ),
     Mutant(
-        "raw sizes are believed",
+        "binary size not checked",
         "kserve",
         "if type(size) is not int or size != len(raw):",
         "if False:",
-        "fuzz::test_a_raw_size_that_is_not_so_is_refused",
+        "fuzz::test_wrong_binary_size_is_rejected",
     ),
     Mutant(
-        "pixels may be no numbers",
+        "infinite pixels accepted",
         "kserve",
-        "if not np.isfinite(found).all():",
+        "if not np.isfinite(pixels).all():",
         "if False:",
-        "kserve::test_what_breaks_the_protocol_is_a_bad_request",
+        "kserve::test_invalid_request_is_400",
     ),
     Mutant(
-        "shapes may be anything",
+        "shape not checked",
         "kserve",
         "all(type(side) is int and side > 0 for side in shape)",
         "True",
-        "kserve::test_what_breaks_the_protocol_is_a_bad_request",
+        "kserve::test_invalid_request_is_400",
     ),
     Mutant(
-        "base64 may be anything",
+        "base64 not validated",
         "kserve",
         "validate=True",
         "validate=False",
-        "kserve::test_what_breaks_the_protocol_is_a_bad_request",
+        "kserve::test_invalid_request_is_400",
     ),
     Mutant(
-        "brackets take the reader down",
+        "nested JSON crashes the parser",
         "kserve",
         "except (ValueError, RecursionError) as error:",
         "except ValueError as error:",
-        "fuzz::test_a_body_that_lies_about_itself_is_refused",
+        "fuzz::test_inconsistent_body_is_rejected",
     ),
     Mutant(
-        "inference by another name",
+        "KServe response with another key",
         "kserve",
         '{"model_name": model',
         '{"model": model',
-        "kserve::test_files_in_base64_are_answered_in_json",
+        "kserve::test_base64_files_get_json_tensors",
     ),
     Mutant(
-        "a line without end",
-        "batching",
-        "return self.held + cost <= self.room() or self.held == 0",
+        "unbounded queue",
+        "queue",
+        "return self.size == 0 or self.size + images <= self.limit",
         "return True",
-        "batching",
+        "queue",
     ),
     Mutant(
-        "places are not given back",
-        "batching",
-        "    def _settle(self, ticket: Ticket, answer: Answered) -> None:\n        self._release(ticket)\n",
-        "    def _settle(self, ticket: Ticket, answer: Answered) -> None:\n",
-        "batching",
+        "completed requests not released",
+        "queue",
+        "        self.images_in_flight -= request.images\n        self._release(request)\n",
+        "        self.images_in_flight -= request.images\n",
+        "queue",
     ),
 )
 
 
-def changed(mutant: Mutant, source: Path) -> None:
-    """Put the fault into a copy of the source."""
-    path = source / "vitkit" / "serve" / f"{mutant.file}.py"
+def apply(mutant: Mutant, source: Path) -> None:
+    """Apply a mutant to a copy of the source."""
+    path = source / "vitkit" / "server" / f"{mutant.file}.py"
     text = path.read_text(encoding="utf-8")
     if text.count(mutant.old) != 1:
-        raise SystemExit(f"{mutant.what}: {path.name} has {text.count(mutant.old)} times {mutant.old!r}")
+        raise SystemExit(f"{mutant.name}: {path.name} contains {mutant.old!r} {text.count(mutant.old)} times")
     path.write_text(text.replace(mutant.old, mutant.new), encoding="utf-8")
 
 
-def passes(name: str, source: Path) -> tuple[bool, str]:
-    """Whether a file of tests passes on a source; else the first test that does not."""
+def run_tests(name: str, source: Path) -> tuple[bool, str]:
+    """Return whether a test file passes, and the first failure."""
     file, _, test = name.partition("::")
     tests = ["-k", test or "not bomb"] if test or file == "fuzz" else []
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-n0", "-p", "no:cacheprovider", "-p", "no:randomly", *tests]
     environment = os.environ | {"PYTHONPATH": str(source)}
     try:
         run = subprocess.run(
-            [*command, f"tests/serve/test_{file}.py"],
+            [*command, f"tests/server/test_{file}.py"],
             cwd=ROOT,
             env=environment,
             capture_output=True,
             text=True,
-            timeout=PATIENCE,
+            timeout=TIMEOUT,
             check=False,
         )
     except subprocess.TimeoutExpired:
-        return False, "it hangs"
+        return False, "timeout"
     lines = [line for line in run.stdout.splitlines() if line.startswith("FAILED")]
-    if run.returncode and not lines:  # a server that does not start proves nothing about the test
-        return True, "no test could be run: " + run.stdout[-300:]
+    if run.returncode and not lines:  # a server that does not start proves nothing
+        return True, "no test ran: " + run.stdout[-300:]
     return run.returncode == 0, lines[0] if lines else "nothing failed"
 
 
-def noticed(mutant: Mutant) -> tuple[bool, str]:
-    """Whether a test fails on the mutant, and which."""
-    with tempfile.TemporaryDirectory() as folder:
-        source = Path(folder) / "src"
+def detect(mutant: Mutant) -> tuple[bool, str]:
+    """Return whether a test fails on the mutant, and which."""
+    with tempfile.TemporaryDirectory() as directory:
+        source = Path(directory) / "src"
         shutil.copytree(ROOT / "src", source, ignore=shutil.ignore_patterns("__pycache__"))
-        changed(mutant, source)
+        apply(mutant, source)
         for name in (mutant.first, *FILES):
-            passed, said = passes(name, source)
+            passed, message = run_tests(name, source)
             if not passed:
-                return True, said
+                return True, message
     return False, "nothing failed"
 
 
 def main() -> int:
-    """Try the mutants; 1 where too few are noticed."""
-    parser = argparse.ArgumentParser(description="Put faults into copies of the server, and see whether tests notice.")
-    parser.add_argument("--only", default="", help="numbers of faults, by commas")
-    parser.add_argument("--out", type=Path, help="write what was seen to this file as JSON")
+    """Run the mutants; return 1 if too few are detected."""
+    parser = argparse.ArgumentParser(description="Run the server's tests against mutants of its source.")
+    parser.add_argument("--only", default="", help="numbers of mutants, separated by commas")
+    parser.add_argument("--out", type=Path, help="JSON file for the results")
     arguments = parser.parse_args()
     numbers = [int(text) for text in arguments.only.split(",") if text] or range(1, len(MUTANTS) + 1)
-    seen = []
+    results = []
     for number in numbers:
-        mutant, began = MUTANTS[number - 1], time.monotonic()
-        caught, said = noticed(mutant)
-        seen.append({"number": number, "what": mutant.what, "noticed": caught, "by": said})
-        took = f"{time.monotonic() - began:.0f} s"
-        print(f"{number:2} {'noticed' if caught else 'MISSED'} {mutant.what}: {said[:150]} ({took})", flush=True)
-    count = sum(bool(each["noticed"]) for each in seen)
-    print(f"{count} of {len(seen)} noticed")
+        mutant, start = MUTANTS[number - 1], time.monotonic()
+        detected, message = detect(mutant)
+        results.append({"number": number, "name": mutant.name, "detected": detected, "by": message})
+        seconds = f"{time.monotonic() - start:.0f} s"
+        print(
+            f"{number:2} {'detected' if detected else 'MISSED'} {mutant.name}: {message[:150]} ({seconds})", flush=True
+        )
+    count = sum(bool(each["detected"]) for each in results)
+    print(f"{count} of {len(results)} detected")
     if arguments.out:
-        arguments.out.write_text(json.dumps(seen, indent=2) + "\n", encoding="utf-8")
-    return int(count < WANTED * len(seen) / len(MUTANTS))
+        arguments.out.write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
+    return int(count < MIN_DETECTED * len(results) / len(MUTANTS))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The name of a size goes in; how long and how often each promise of serving is tried comes out."""
+"""Durations and counts of the serving campaigns, by size."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -8,20 +8,20 @@ Size = Literal["small", "medium", "full"]
 
 @dataclass(frozen=True)
 class Counts:
-    """How long and how often each promise is tried."""
+    """Durations and counts of one size."""
 
     front: int
-    """Requests that the cost of HTTP is measured on."""
+    """Requests to measure the cost of HTTP."""
     peak: float
-    """Seconds of the closed loop that finds the capacity, and of the loop without a server."""
+    """Seconds of the closed loop that measures the capacity, and of the loop without a server."""
     rounds: int
-    """How often what depends on the speed of the machine is measured anew, in turns with what is compared to it."""
+    """Repetitions of measurements that depend on the machine, interleaved with their reference."""
     steady: float
     even: float
     overload: float
     slow: int
     beside: float
-    """Seconds of a round in which honest clients ask beside the slow ones, and of one without those."""
+    """Seconds of a round with ordinary clients next to slow ones, and of a round without slow ones."""
     faults: int
     stops: int
     generations: int

@@ -1,4 +1,4 @@
-"""A server and a number go in; so many connections that are slow in every way come out, and when each was closed."""
+"""Slow connections of every kind, and when the server closed each."""
 
 import asyncio
 import contextlib
@@ -23,21 +23,21 @@ FIRST: dict[Kind, bytes] = {
     "slow chunks": f"POST {PATH} HTTP/1.1\r\nHost: 127.0.0.1\r\nTransfer-Encoding: chunked\r\n\r\n".encode(),
 }
 UNREAD: dict[Kind, int] = {"slow reader": 6, "hasty": 60}
-"""How many answers are asked for at once and not read."""
+"""Number of responses that are requested at once and not read."""
 DRIP: dict[Kind, bytes] = {"slow head": b"x", "slow body": b"x", "slow chunks": b"1\r\nx\r\n"}
 
 
 @dataclass
-class Slow(asyncio.Protocol):
-    """One slow connection."""
+class SlowConnection(asyncio.Protocol):
+    """A slow connection."""
 
     kind: Kind
     opened: float = 0.0
     closed: float = math.inf
     port: int = 0
-    said: bytes = b""
-    over: bool = False
-    """Whether nobody waits any longer for the server to close it."""
+    received: bytes = b""
+    is_over: bool = False
+    """Whether the measurement has ended."""
     transport: asyncio.Transport = field(init=False)
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -45,7 +45,7 @@ class Slow(asyncio.Protocol):
         self.port = transport.get_extra_info("sockname")[1]
 
     def data_received(self, data: bytes) -> None:
-        self.said += data[: 64 - len(self.said)]
+        self.received += data[: 64 - len(self.received)]
 
     def eof_received(self) -> None:
         self.end()
@@ -54,16 +54,16 @@ class Slow(asyncio.Protocol):
         self.end()
 
     def end(self) -> None:
-        if not self.over:
+        if not self.is_over:
             self.closed = min(self.closed, time.monotonic())
 
     @property
     def seconds(self) -> float:
-        """How long the server held it."""
+        """Seconds until the server closed it."""
         return self.closed - self.opened
 
 
-async def crowd(
+async def open_slow_connections(
     port: int,
     *,
     count: int,
@@ -72,18 +72,18 @@ async def crowd(
     server_side: Callable[[], set[int]],
     kinds: tuple[Kind, ...] = KINDS,
     every: float = 1.0,
-) -> list[Slow]:
-    """Open so many slow connections and wait until the server has closed them all, for at most so many seconds.
+) -> list[SlowConnection]:
+    """Open slow connections and wait until the server has closed them all, or for `seconds`.
 
-    `large` asks for an answer that does not fit the client's few kilobytes of buffer; it is sent several times, and
-    nothing of the answers is read. Such a client cannot see that it was given up, as what was under way to it stays in
-    the kernel: `server_side` tells the clients' ports that the server still has a socket for.
+    `large` requests a response that exceeds the client's receive buffer; it is sent several times and nothing is read.
+    Such a client does not notice that it was disconnected, because data stays in the kernel: `server_side` returns the
+    client ports for which the server still has a socket.
     """
     loop, everyone = asyncio.get_running_loop(), []
     for number, kind in zip(range(count), itertools.cycle(kinds), strict=False):
         everyone.append(await _open(loop, port, kind, large=large))
         if number % 10 == 9:
-            await asyncio.sleep(0.02)  # a second or two for a thousand: they are slow, not a flood
+            await asyncio.sleep(0.02)  # a thousand within a second or two
     end = time.monotonic() + seconds
     while time.monotonic() < end and any(math.isinf(each.closed) for each in everyone):
         await asyncio.sleep(every)
@@ -92,24 +92,24 @@ async def crowd(
                 each.transport.write(DRIP[each.kind])
         readers = [each for each in everyone if each.kind in UNREAD and math.isinf(each.closed)]
         if readers:
-            known = await asyncio.to_thread(server_side)
+            open_ports = await asyncio.to_thread(server_side)
             for each in readers:
-                if each.port not in known:
+                if each.port not in open_ports:
                     each.end()
     for each in everyone:
-        each.over = True
+        each.is_over = True
         each.transport.abort()
     await asyncio.sleep(0)
     return everyone
 
 
-async def _open(loop: asyncio.AbstractEventLoop, port: int, kind: Kind, *, large: bytes) -> Slow:
+async def _open(loop: asyncio.AbstractEventLoop, port: int, kind: Kind, *, large: bytes) -> SlowConnection:
     plug = socket.socket()
     if kind in UNREAD:
         plug.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     plug.setblocking(False)
     await loop.sock_connect(plug, ("127.0.0.1", port))
-    transport, slow = await loop.create_connection(lambda: Slow(kind), sock=plug)
+    transport, slow = await loop.create_connection(lambda: SlowConnection(kind), sock=plug)
     with contextlib.suppress(RuntimeError):
         if kind in UNREAD:
             transport.pause_reading()

@@ -1,4 +1,4 @@
-"""The names of promises go in; their faults are done to small runs and servers, and a table of what was seen comes out.
+"""Campaigns that check the guarantees of docs/reliability.md on small runs and servers.
 
 python tests/soak/soak.py [--small | --medium | --full] [--only R1,S3,…] [--out FILE.json] [--keep FOLDER]
 """
@@ -17,10 +17,10 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 
-if __name__ == "__main__":  # run as a script, this file's folder comes first, and would hide the package of its name
+if __name__ == "__main__":  # as a script: the directory of this file would hide the package
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
-from soak import attacks, damage, disks, faults, images, ranks, replaced, serving
+from soak import attacks, damage, disks, faults, images, ranks, restarts, serving
 from soak.faults import Finding
 from soak.sizes import Size
 from soak.victim import Launcher
@@ -45,7 +45,7 @@ CAMPAIGNS: dict[str, Campaign] = {
         launcher, folder, count=300 if full else 15, runs=18 if full else 2
     ),
     "R5-error": lambda launcher, folder, full: disks.broken_sync(launcher, folder, count=40 if full else 4),
-    "R5-full": lambda launcher, folder, full: disks.full_disk(folder, count=40 if full else 3),
+    "R5-full": lambda launcher, folder, full: disks.full_disk(launcher, folder, count=40 if full else 3),
     "R6": lambda launcher, folder, full: images.not_finite(launcher, folder),
     "R7": lambda launcher, folder, full: images.broken_images(launcher, folder, count=10_000 if full else 200),
     "R8-killed": lambda launcher, folder, full: ranks.killed_rank(folder, count=5 if full else 1),
@@ -55,51 +55,51 @@ CAMPAIGNS: dict[str, Campaign] = {
 }
 
 SERVING: dict[str, ServingCampaign] = {
-    "S1": serving.cost_of_http,
-    "S2": serving.seventy_percent,
+    "S1": serving.measure_http_cost,
+    "S2": serving.run_at_70_percent,
     "S3": serving.overload,
     "S4": serving.slow_clients,
     **attacks.CAMPAIGNS,
-    "S8": replaced.hit_worker,
-    "S9-stops": replaced.stopped_under_load,
-    "S9-rolling": replaced.rolling_restarts,
-    "S9-shared": replaced.shared_restarts,
+    "S8": restarts.kill_worker,
+    "S9-stops": restarts.stop_servers_under_load,
+    "S9-rolling": restarts.restart_rolling,
+    "S9-shared": restarts.restart_on_shared_socket,
 }
 
 
 def main() -> int:
-    """Run the campaigns that were asked for; 1 where a promise was not kept."""
+    """Run the selected campaigns; return 1 if a guarantee is violated."""
     names = [*CAMPAIGNS, *SERVING]
-    parser = argparse.ArgumentParser(description="Do to small runs and servers what happens to large ones.")
+    parser = argparse.ArgumentParser(description="Inject faults into small runs and servers and check the guarantees.")
     size = parser.add_mutually_exclusive_group()
     size.add_argument("--small", action="store_true", help="a few faults of each kind (the default)")
     size.add_argument("--medium", action="store_true", help="S*: a few minutes each; R*: as --small")
-    size.add_argument("--full", action="store_true", help="as many as docs/reliability.md promises")
-    parser.add_argument("--only", default="", help="names or beginnings of names, by commas: " + ", ".join(names))
-    parser.add_argument("--out", type=Path, help="write what was seen to this file as JSON")
-    parser.add_argument("--keep", type=Path, help="leave the runs in this folder")
+    size.add_argument("--full", action="store_true", help="the counts of docs/reliability.md")
+    parser.add_argument("--only", default="", help="comma-separated names or prefixes of: " + ", ".join(names))
+    parser.add_argument("--out", type=Path, help="JSON file for the results")
+    parser.add_argument("--keep", type=Path, help="directory that keeps the runs")
     arguments = parser.parse_args()
-    wanted = [name for name in arguments.only.split(",") if name] or [""]
-    chosen = [name for name in names if any(name.startswith(each) for each in wanted)]
-    if not chosen:
-        parser.error(f"no campaign begins with {arguments.only}")
-    seen = []
+    prefixes = [name for name in arguments.only.split(",") if name] or [""]
+    selected = [name for name in names if any(name.startswith(each) for each in prefixes)]
+    if not selected:
+        parser.error(f"no campaign matches {arguments.only}")
+    rows = []
     with tempfile.TemporaryDirectory() as temporary, contextlib.ExitStack() as stack:
         launcher = None
-        for name in chosen:
+        for name in selected:
             folder = (arguments.keep or Path(temporary)).resolve() / name
             start = time.monotonic()
             if name in SERVING:
-                finding = attempt(functools.partial(SERVING[name], folder, chosen_size(arguments)))
+                result = attempt(functools.partial(SERVING[name], folder, chosen_size(arguments)))
             else:
                 launcher = launcher or stack.enter_context(Launcher())
-                finding = attempt(functools.partial(CAMPAIGNS[name], launcher, folder, arguments.full))
-            seen.append(row(name, finding, seconds=time.monotonic() - start))
-            print_row(seen[-1])
+                result = attempt(functools.partial(CAMPAIGNS[name], launcher, folder, arguments.full))
+            rows.append(row(name, result, seconds=time.monotonic() - start))
+            print_row(rows[-1])
     if arguments.out:
-        about = {"date": datetime.now(UTC).isoformat(timespec="seconds"), "machine": platform.platform()}
-        arguments.out.write_text(json.dumps(about | {"seen": seen}, indent=2) + "\n", encoding="utf-8")
-    return int(not all(each["kept"] for each in seen))
+        environment = {"date": datetime.now(UTC).isoformat(timespec="seconds"), "machine": platform.platform()}
+        arguments.out.write_text(json.dumps(environment | {"results": rows}, indent=2) + "\n", encoding="utf-8")
+    return int(not all(each["passed"] for each in rows))
 
 
 def chosen_size(arguments: argparse.Namespace) -> Size:
@@ -107,35 +107,35 @@ def chosen_size(arguments: argparse.Namespace) -> Size:
 
 
 def attempt(campaign: Callable[[], Finding]) -> Finding:
-    """What a campaign finds; one that breaks off has found that the promise is not kept."""
+    """Run a campaign; an exception counts as a violation."""
     try:
         return campaign()
     except (AssertionError, OSError, subprocess.TimeoutExpired) as error:
-        return Finding("the campaign broke off", failures=[f"{type(error).__name__}: {error}"])
+        return Finding("the campaign failed", failures=[f"{type(error).__name__}: {error}"])
 
 
-def row(name: str, finding: Finding, *, seconds: float) -> dict[str, object]:
+def row(name: str, result: Finding, *, seconds: float) -> dict[str, object]:
     return {
         "name": name,
-        "promise": finding.promise,
-        "kept": finding.kept,
-        "figures": {key: value if is_json(value) else str(value) for key, value in finding.figures.items()},
-        "failures": finding.failures,
+        "guarantee": result.guarantee,
+        "passed": result.passed,
+        "figures": {key: value if is_json(value) else str(value) for key, value in result.figures.items()},
+        "failures": result.failures,
         "seconds": round(seconds),
     }
 
 
 def is_json(value: object) -> bool:
-    """Whether JSON has it: not what never happened, or has no mean."""
+    """Return whether JSON can represent the value: infinity and NaN cannot be."""
     return not isinstance(value, float) or math.isfinite(value)
 
 
-def print_row(seen: dict) -> None:
-    figures = ", ".join(f"{name} {value}" for name, value in seen["figures"].items() if not isinstance(value, list))
+def print_row(row: dict) -> None:
+    figures = ", ".join(f"{name} {value}" for name, value in row["figures"].items() if not isinstance(value, list))
     sys.stdout.write(
-        f"{seen['name']:<10} {'kept' if seen['kept'] else 'BROKEN':<6} {seen['seconds']:>5} s  {figures}\n"
+        f"{row['name']:<10} {'passed' if row['passed'] else 'FAILED':<6} {row['seconds']:>5} s  {figures}\n"
     )
-    for failure in seen["failures"]:
+    for failure in row["failures"]:
         sys.stdout.write(f"{'':<11}{failure}\n")
     sys.stdout.flush()
 

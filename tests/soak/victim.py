@@ -1,4 +1,4 @@
-"""A folder goes in; a small run in it that can be started, watched, signalled, killed and compared comes out."""
+"""Small runs in processes that can be started, watched, signaled, killed and compared."""
 
 import contextlib
 import hashlib
@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -27,7 +28,7 @@ path = "digits"
 channels = 1
 workers = 0
 [optimizer]
-average = 0.9
+ema_decay = 0.9
 [schedule]
 batch_size = 32
 epochs = "none"
@@ -36,21 +37,23 @@ warmup_steps = 12
 [parallel]
 device = "cpu"
 threads = 1
-[keep]
-log_every = 1
-evaluate_every = 15
+[evaluation]
+every = 15
+[checkpoint]
 save_every = 3
+[logging]
+log_every = 1
 """
 STEPS, WARMUP, EVALUATION = 45, 12, 15
 
 
 class SlowError(AssertionError):
-    """Something that should have happened by now has not."""
+    """A process did not do in time what it should."""
 
 
 @dataclass
 class Victim:
-    """One running process group."""
+    """A running process group."""
 
     pid: int
     launcher: "Launcher"
@@ -62,7 +65,7 @@ class Victim:
         self.watch = os.pidfd_open(self.pid)
 
     def has_ended(self, seconds: float = 0.0) -> bool:
-        """Whether it has ended, or does so within this time."""
+        """Return whether it has ended, or ends within this time."""
         return self.code is not None or bool(select.select([self.watch], [], [], seconds)[0])
 
     def send(self, number: int) -> None:
@@ -70,11 +73,11 @@ class Victim:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.pid, number)
 
-    def wait(self, seconds: float = 60.0) -> int:
-        """Its exit code."""
+    def wait(self, seconds: float = 600.0) -> int:
+        """Wait for the end and return the exit code."""
         if not self.has_ended(seconds):
             self.send(signal.SIGKILL)
-            raise SlowError(f"still running after {seconds} s; its last words: {self.words()[-300:]}")
+            raise SlowError(f"still running after {seconds} s; its last output: {self.words()[-300:]}")
         if self.code is None:
             self.code = self.launcher.ask({"wait": self.pid})["code"]
             os.close(self.watch)
@@ -82,16 +85,16 @@ class Victim:
         return self.code
 
     def words(self) -> str:
-        """What it said."""
+        """Return its output."""
         return self.log.read_text(encoding="utf-8", errors="replace")
 
 
 class Launcher:
-    """Forks victims from a process that has already imported torch."""
+    """Starts victims by forking a process that has already imported torch."""
 
-    def __init__(self, before: Sequence[str] = ()) -> None:
+    def __init__(self) -> None:
         self.process = subprocess.Popen(
-            [*before, sys.executable, str(HERE / "launcher.py")],
+            [sys.executable, str(HERE / "launcher.py")],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -117,25 +120,62 @@ class Launcher:
         environment: dict[str, str] | None = None,
         faulty_sync: tuple[int, int] | None = None,
     ) -> Victim:
-        """Start `vitkit train` on a run's folder, or go on with it."""
+        """Start `vitkit train` in a run's directory, or resume it."""
         settled = dict(setting.split("=", 1) for setting in (*run.settings, *settings))  # the last one counts
         assignments = [f"{key}={value}" for key, value in settled.items()]
+        arguments = ["train", str(run.recipe), "--out", str(run.inside), *assignments]
+        return self.fork(arguments, run.log, environment=environment, mounts=run.mounts, faulty_sync=faulty_sync)
+
+    def fork(
+        self,
+        arguments: Sequence[str],
+        log: Path,
+        *,
+        script: str | None = None,
+        imports: Sequence[str] = (),
+        environment: dict[str, str] | None = None,
+        directory: str | None = None,
+        errors: Path | None = None,
+        mounts: str | None = None,
+        faulty_sync: tuple[int, int] | None = None,
+    ) -> Victim:
+        """Start a command of vitkit, or a script, after importing libraries that it needs."""
         request = {
-            "arguments": ["train", str(run.recipe), "--out", str(run.inside), *assignments],
+            "arguments": list(arguments),
+            "script": script,
+            "imports": list(imports),
             "environment": environment or {},
-            "log": str(run.log),
+            "directory": directory,
+            "stdout": str(log),
+            "stderr": str(errors or log),
+            "mounts": mounts,
             "faulty_sync": faulty_sync,
         }
-        return Victim(self.ask(request)["pid"], self, run.log)
+        return Victim(self.ask(request)["pid"], self, log)
+
+    def run_example(self, path: str, *arguments: str, directory: str) -> subprocess.CompletedProcess[str]:
+        """Run an exported example.py with the libraries that this process has imported."""
+        source = Path(path).read_text(encoding="utf-8")
+        imports = [name for name in ("timm", "transformers") if f"\nimport {name}\n" in source]
+        with tempfile.TemporaryDirectory() as temporary:
+            output, errors = Path(temporary, "output"), Path(temporary, "errors")
+            victim = self.fork(arguments, output, script=path, imports=imports, directory=directory, errors=errors)
+            code = victim.wait()
+            return subprocess.CompletedProcess(
+                [path, *arguments], code, output.read_text(encoding="utf-8"), errors.read_text(encoding="utf-8")
+            )
+
+    def run_ranks(self, script: Path, *arguments: str, ranks: int, log: Path) -> None:
+        """Run a script on ranks with the environment variables of torchrun."""
+        victims = [
+            self.fork(arguments, log, script=str(script), environment=environment) for environment in ranks_of(ranks)
+        ]
+        codes = [victim.wait(900) for victim in victims]
+        assert not any(codes), f"{codes}: {victims[0].words()[-3000:]}"
 
     def start_ranks(self, run: "Run", *settings: str, ranks: int) -> list[Victim]:
-        """Start as many ranks, told who they are as torchrun tells it."""
-        port = free_port()
-        common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(ranks)}
-        return [
-            self.start(run, *settings, environment=common | {"RANK": str(rank), "LOCAL_RANK": str(rank)})
-            for rank in range(ranks)
-        ]
+        """Start ranks with the environment variables of torchrun."""
+        return [self.start(run, *settings, environment=environment) for environment in ranks_of(ranks)]
 
     def close(self) -> None:
         self.process.stdin.close()
@@ -155,15 +195,16 @@ class Launcher:
 
 @dataclass
 class Run:
-    """A run's folder, seen from outside. `inside` is its name for the process, which may live among other mounts.
+    """A run directory. `inside` is its path for the process, which may be in another mount namespace, `mounts`.
 
-    `beside` is where its settings and its words go, which are to stay when its disk is full.
+    `beside` is the directory of its settings and output, which survive when its disk is full.
     """
 
     path: Path
     settings: tuple[str, ...] = ()
     inside: Path | None = None
     beside: Path | None = None
+    mounts: str | None = None
 
     def __post_init__(self) -> None:
         self.inside = self.inside or self.path
@@ -178,19 +219,19 @@ class Run:
         return self.path / "checkpoints"
 
     def steps(self) -> list[int]:
-        """The steps there are checkpoints of."""
+        """Return the steps that have a checkpoint."""
         return sorted(int(entry.name[5:]) for entry in self.checkpoints.glob("step-*"))
 
     def being_written(self) -> list[str]:
-        """The checkpoints that are being written, or were when a kill came."""
+        """Return the checkpoints that are being written, or were at a kill."""
         try:
-            names = os.listdir(self.checkpoints)  # noqa: PTH208  the quickest look there is
+            names = os.listdir(self.checkpoints)  # noqa: PTH208  the fastest way
         except OSError:
             return []
         return [name for name in names if name.startswith(".step-") and not name.endswith(".removed.tmp")]
 
     def logged(self) -> list[dict]:
-        """The whole lines of the metrics log."""
+        """Return the complete records of the metrics log."""
         try:
             lines = (self.path / "metrics.jsonl").read_bytes().split(b"\n")[:-1]
         except OSError:
@@ -198,14 +239,14 @@ class Run:
         return [json.loads(line) for line in lines]
 
     def last_step(self) -> int:
-        """The last step in the log."""
+        """Return the last step in the log."""
         return max((record["step"] for record in self.logged()), default=0)
 
     def is_finished(self) -> bool:
         return (self.path / "summary.json").exists()
 
     def is_good(self, step: int) -> bool:
-        """Whether a checkpoint is there and agrees with its checksums."""
+        """Return whether a checkpoint exists and matches its checksums."""
         folder = self.checkpoints / f"step-{step:08d}"
         if not folder.is_dir():
             return False
@@ -214,7 +255,7 @@ class Run:
         return len(sums) == 2 and all(sha256(folder / name) == value for name, value in sums.items())
 
     def outcome(self, *, state: bool = True) -> dict[str, str]:
-        """The checksums of all that must not depend on what the run went through, with or without its last state."""
+        """Return checksums of everything that must not depend on interruptions, with or without the last state."""
         files = {name: self.path / name for name in ("model.safetensors", "metrics.jsonl")}
         if state:
             last = self.checkpoints / f"step-{max(self.steps()):08d}"
@@ -232,13 +273,20 @@ def free_port() -> int:
         return probe.getsockname()[1]
 
 
-def until(condition: Callable[[], object], victim: Victim, *, seconds: float = 60.0) -> bool:
-    """Look in a tight loop until something is so; False where the process ended first."""
+def ranks_of(count: int) -> list[dict[str, str]]:
+    """Return the environment variables by which torchrun describes each rank."""
+    common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(count)}
+    common["LOCAL_WORLD_SIZE"] = str(count)
+    return [common | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(count)]
+
+
+def until(condition: Callable[[], object], victim: Victim, *, seconds: float = 600.0) -> bool:
+    """Poll until the condition is true. Return False if the process ended first."""
     end = time.monotonic() + seconds
-    looks = 0
+    polls = 0
     while not condition():
-        looks += 1
-        if looks % 20 == 0:
+        polls += 1
+        if polls % 20 == 0:
             if victim.has_ended():
                 return False
             if time.monotonic() > end:
@@ -249,7 +297,7 @@ def until(condition: Callable[[], object], victim: Victim, *, seconds: float = 6
 
 
 def listens(victim: Victim) -> bool:
-    """Whether the process has taken SIGTERM into its own hands."""
+    """Return whether the process has a handler for SIGTERM."""
     try:
         status = Path(f"/proc/{victim.pid}/status").read_text(encoding="ascii")
     except OSError:
@@ -259,30 +307,30 @@ def listens(victim: Victim) -> bool:
 
 
 def children(pid: int) -> list[int]:
-    """The processes that a process started."""
-    found = []
+    """Return the child processes of a process."""
+    pids = []
     for entry in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             if int((entry / "stat").read_text(encoding="utf-8").rpartition(")")[2].split()[1]) == pid:
-                found.append(int(entry.name))
-    return found
+                pids.append(int(entry.name))
+    return pids
 
 
 @dataclass
 class Agents:
-    """torchrun on each of the nodes of a run; all are on this machine, and meet at a port of it."""
+    """torchrun processes, one per node; all nodes are on this machine."""
 
     processes: list[subprocess.Popen]
 
     def ranks(self) -> list[int]:
-        """The processes of the ranks that now live."""
+        """Return the processes of the running ranks."""
         return sorted(pid for agent in self.processes for pid in children(agent.pid))
 
     def ended(self) -> bool:
         return all(agent.poll() is not None for agent in self.processes)
 
     def wait(self, seconds: float) -> list[int]:
-        """The exit codes."""
+        """Wait for the ends and return the exit codes."""
         end = time.monotonic() + seconds
         return [agent.wait(max(0.0, end - time.monotonic())) for agent in self.processes]
 
@@ -297,7 +345,7 @@ class Agents:
 
 @contextlib.contextmanager
 def torchrun(run: Run, *settings: str, ranks: int = 2, nodes: int = 1, restarts: int = 0) -> Iterator[Agents]:
-    """A run under torchrun, which is ended with all its ranks when the context ends."""
+    """Start a run under torchrun, and kill all of its ranks at the end of the context."""
     command = [sys.executable, "-m", "torch.distributed.run", "--nnodes", str(nodes)]
     command += ["--nproc-per-node", str(ranks // nodes), "--max-restarts", str(restarts), "--rdzv-backend", "c10d"]
     command += ["--rdzv-id", run.path.name, "--rdzv-endpoint", f"127.0.0.1:{free_port()}"]

@@ -1,6 +1,6 @@
-"""A second, independent forward pass of the released models, to be checked against the paper by eye.
+"""Independent NumPy forward pass of the released models, for comparison with the paper by eye.
 
-Plain NumPy in float64; images as (batch, height, width, channels), already normalised. Google's released
+Plain NumPy in float64; images as (batch, height, width, channels), already normalized. Google's released
 tensor names and layouts are read as they are, so nothing stands between the files and the arithmetic.
 
 - `vit_logits`: ViT with class token or mean-pooled, with or without `pre_logits`, on patches or on a ResNet's
@@ -24,9 +24,9 @@ Weights = Mapping[str, NDArray[np.floating]]
 
 LAYER_NORM_EPS = 1e-6  # released code, flax's default
 HYBRID_GROUP_NORM_EPS = 1e-6  # released code, flax's default
-HYBRID_STANDARDISATION_EPS = 1e-5  # released code, added to the standard deviation
+HYBRID_STANDARDIZATION_EPS = 1e-5  # released code, added to the standard deviation
 BIT_GROUP_NORM_EPS = 1e-5  # released code
-BIT_STANDARDISATION_EPS = 1e-10  # released code, added to the variance
+BIT_STANDARDIZATION_EPS = 1e-10  # released code, added to the variance
 GROUPS = 32
 
 
@@ -35,7 +35,7 @@ def in_float64(weights: Weights) -> dict[str, Array]:
 
 
 def scope(weights: Mapping[str, Array], prefix: str) -> dict[str, Array]:
-    """The tensors below a prefix, under the rest of their names."""
+    """Return the tensors below a prefix, without it."""
     return {name.removeprefix(prefix): tensor for name, tensor in weights.items() if name.startswith(prefix)}
 
 
@@ -47,7 +47,7 @@ def relu(x: Array) -> Array:
 
 
 def gelu(x: Array) -> Array:
-    """GELU in the tanh form (released code)."""
+    """Compute GELU in the tanh form (released code)."""
     return 0.5 * x * (1.0 + np.tanh(np.sqrt(2.0 / np.pi) * (x + 0.044715 * x**3)))
 
 
@@ -67,13 +67,13 @@ def layer_norm(x: Array, layer: Mapping[str, Array]) -> Array:
 
 
 def group_norm(x: Array, scale: Array, bias: Array, eps: float) -> Array:
-    """Statistics over height, width and the channels of a group; scale and bias are (C) or (1, 1, 1, C)."""
+    """Normalize over height, width and the channels of a group; scale and bias are (C) or (1, 1, 1, C)."""
     batch, height, width, channels = x.shape
     grouped = x.reshape(batch, height, width, GROUPS, channels // GROUPS)
     mean = grouped.mean(axis=(1, 2, 4), keepdims=True)
     variance = grouped.var(axis=(1, 2, 4), keepdims=True)
-    normalised = (grouped - mean) / np.sqrt(variance + eps)
-    return normalised.reshape(x.shape) * scale + bias
+    normalized = (grouped - mean) / np.sqrt(variance + eps)
+    return normalized.reshape(x.shape) * scale + bias
 
 
 # Convolution and pooling, kernels as (height, width, input channels, output channels)
@@ -84,7 +84,7 @@ def pad(x: Array, rows: tuple[int, int], columns: tuple[int, int], value: float 
 
 
 def same_padding(length: int, size: int, stride: int) -> tuple[int, int]:
-    """Before and after, for ceil(length / stride) outputs; where the sum is odd, more comes after."""
+    """Return the padding before and after for ceil(length / stride) outputs; the larger one is after."""
     total = max((ceil(length / stride) - 1) * stride + size - length, 0)
     return total // 2, total - total // 2
 
@@ -94,7 +94,7 @@ def pad_same(x: Array, size: int, stride: int, value: float = 0.0) -> Array:
 
 
 def windows(x: Array, size: int, stride: int) -> Array:
-    """All windows of size × size: (batch, rows, columns, channels, size, size)."""
+    """Return all windows of size × size: (batch, rows, columns, channels, size, size)."""
     return sliding_window_view(x, (size, size), axis=(1, 2))[:, ::stride, ::stride]
 
 
@@ -107,7 +107,7 @@ def max_pool(x: Array, size: int, stride: int) -> Array:
 
 
 def units_and_strides(w: Mapping[str, Array], unit_name: str) -> Iterator[tuple[dict[str, Array], int]]:
-    """The units of `block1`, `block2`, … in order; stride 2 in the first unit of each stage but the first."""
+    """Yield the units of `block1`, `block2`, … in order; stride 2 in the first unit of every stage except the first."""
     stage = 1
     while block := scope(w, f"block{stage}/"):
         number = 1
@@ -121,11 +121,11 @@ def units_and_strides(w: Mapping[str, Array], unit_name: str) -> Iterator[tuple[
 
 
 def hybrid_convolution(x: Array, w: Mapping[str, Array], name: str, stride: int = 1) -> Array:
-    """Weight standardisation (w − mean)/(std + eps) over H, W, Cin; SAME convolution; GroupNorm."""
+    """Apply weight standardization (w − mean)/(std + eps) over H, W, Cin; SAME convolution; GroupNorm."""
     kernel = w[f"conv{name}/kernel"]
     mean, std = kernel.mean(axis=(0, 1, 2)), kernel.std(axis=(0, 1, 2))
-    standardised = (kernel - mean) / (std + HYBRID_STANDARDISATION_EPS)
-    y = convolution(pad_same(x, kernel.shape[0], stride), standardised, stride)
+    standardized = (kernel - mean) / (std + HYBRID_STANDARDIZATION_EPS)
+    y = convolution(pad_same(x, kernel.shape[0], stride), standardized, stride)
     return group_norm(y, w[f"gn{name}/scale"], w[f"gn{name}/bias"], HYBRID_GROUP_NORM_EPS)
 
 
@@ -151,7 +151,7 @@ def hybrid_feature_map(x: Array, w: Mapping[str, Array]) -> Array:
 
 
 def patch_embeddings(x: Array, layer: Mapping[str, Array]) -> Array:
-    """x_p E of eq. (1): patches row by row, top to bottom, each flattened and projected linearly."""
+    """Compute x_p E of eq. (1): patches row by row, top to bottom, flattened and projected."""
     patch, _, channels, width = layer["kernel"].shape
     rows, columns = x.shape[1] // patch, x.shape[2] // patch
     x = x[:, : rows * patch, : columns * patch]
@@ -161,7 +161,7 @@ def patch_embeddings(x: Array, layer: Mapping[str, Array]) -> Array:
 
 
 def multi_head_self_attention(z: Array, layer: Mapping[str, Array]) -> Array:
-    """MSA of appendix A, eq. (5–8); kernels (D, H, d) for q, k, v and (H, d, D) for out."""
+    """Compute MSA of appendix A, eq. (5–8); kernels (D, H, d) for q, k, v and (H, d, D) for out."""
 
     def heads(name: str) -> Array:
         per_head = np.einsum("nld,dhk->nhlk", z, layer[f"{name}/kernel"])
@@ -185,7 +185,7 @@ def encoder_block(z: Array, block: Mapping[str, Array]) -> Array:
 
 
 def vit_logits(weights: Weights, images: ArrayLike) -> Array:
-    """Logits (batch, classes) of a ViT or hybrid, with whatever parts its file holds."""
+    """Compute logits (batch, classes) of a ViT or hybrid with the parts its file has."""
     w = in_float64(weights)
     x = np.asarray(images, dtype=np.float64)
     if "conv_root/kernel" in w:
@@ -199,8 +199,8 @@ def vit_logits(weights: Weights, images: ArrayLike) -> Array:
     while block := scope(w, f"Transformer/encoderblock_{layer}/"):
         z = encoder_block(z, block)
         layer += 1
-    normalised = layer_norm(z, scope(w, "Transformer/encoder_norm/"))
-    y = normalised[:, 0] if "cls" in w else normalised.mean(axis=1)  # eq. (4), or mean pooling (appendix D.3)
+    normalized = layer_norm(z, scope(w, "Transformer/encoder_norm/"))
+    y = normalized[:, 0] if "cls" in w else normalized.mean(axis=1)  # eq. (4), or mean pooling (appendix D.3)
     if "pre_logits/kernel" in w:  # the pre-training head's hidden layer (section 3.1)
         y = np.tanh(dense(y, scope(w, "pre_logits/")))
     return dense(y, scope(w, "head/"))
@@ -210,11 +210,11 @@ def vit_logits(weights: Weights, images: ArrayLike) -> Array:
 
 
 def bit_convolution(x: Array, kernel: Array, stride: int) -> Array:
-    """Weight standardisation (w − mean)/sqrt(var + eps) over H, W, Cin; convolution padded by 3, 1 or 0."""
+    """Apply weight standardization (w − mean)/sqrt(var + eps) over H, W, Cin; convolution padded by 3, 1 or 0."""
     mean, variance = kernel.mean(axis=(0, 1, 2)), kernel.var(axis=(0, 1, 2))
-    standardised = (kernel - mean) / np.sqrt(variance + BIT_STANDARDISATION_EPS)
+    standardized = (kernel - mean) / np.sqrt(variance + BIT_STANDARDIZATION_EPS)
     border = (kernel.shape[0] - 1) // 2  # 3 for 7×7, 1 for 3×3, 0 for 1×1
-    return convolution(pad(x, (border, border), (border, border)), standardised, stride)
+    return convolution(pad(x, (border, border), (border, border)), standardized, stride)
 
 
 def bit_activation(x: Array, layer: Mapping[str, Array]) -> Array:
@@ -234,7 +234,7 @@ def bit_unit(x: Array, unit: Mapping[str, Array], stride: int) -> Array:
 
 
 def bit_logits(weights: Weights, images: ArrayLike) -> Array:
-    """Logits (batch, classes) of a BiT ResNet v2."""
+    """Compute logits (batch, classes) of a BiT ResNet v2."""
     w = scope(in_float64(weights), "resnet/")
     x = bit_convolution(np.asarray(images, dtype=np.float64), w["root_block/standardized_conv2d/kernel"], 2)
     x = max_pool(pad(x, (1, 1), (1, 1), 0.0), 3, 2)  # the border is zero, not −inf: it can win
@@ -249,7 +249,7 @@ def bit_logits(weights: Weights, images: ArrayLike) -> Array:
 
 
 class Draws:
-    """Named float32 tensors drawn one after the other from one generator."""
+    """Named random float32 tensors from one generator."""
 
     def __init__(self, rng: np.random.Generator) -> None:
         self.rng = rng
@@ -266,8 +266,8 @@ class Draws:
         self.normal(f"{name}/{scale}", shape, 0.3, mean=1.0)
         self.normal(f"{name}/{bias}", shape, 0.3)
 
-    def standardised(self, name: str, window: int, inputs: int, outputs: int) -> None:
-        """A kernel with a mean to take off; output channels from faint (where the eps shows) to strong."""
+    def standardized(self, name: str, window: int, inputs: int, outputs: int) -> None:
+        """Draw a kernel with a nonzero mean; output channels range from weak (where the eps shows) to strong."""
         std = 10.0 ** self.rng.uniform(-5.0, 0.0, outputs)
         kernel = self.rng.normal(0.5, 1.0, (window, window, inputs, outputs)) * std
         self.weights[f"{name}/kernel"] = kernel.astype(np.float32)
@@ -283,11 +283,11 @@ def random_vit_weights(
     depth: int = 2,
     heads: int = 3,
     mlp_dim: int = 40,
-    classes: int = 7,
+    num_classes: int = 7,
     pre_logits: int | None = None,
     class_token: bool = True,
 ) -> dict[str, NDArray[np.float32]]:
-    """A ViT for images of (height, width); `pre_logits` is that layer's width, None where there is none."""
+    """Draw a ViT for images of (height, width); `pre_logits` is the width of that layer or None."""
     draws = Draws(rng)
     draws.dense("embedding", (patch, patch, channels), (width,))
     if class_token:
@@ -306,7 +306,7 @@ def random_vit_weights(
     draws.norm("Transformer/encoder_norm", (width,))
     if pre_logits is not None:
         draws.dense("pre_logits", (width,), (pre_logits,))
-    draws.dense("head", (pre_logits or width,), (classes,))
+    draws.dense("head", (pre_logits or width,), (num_classes,))
     return draws.weights
 
 
@@ -320,14 +320,14 @@ def random_hybrid_weights(
     patch: int = 1,
     **vit: Any,
 ) -> dict[str, NDArray[np.float32]]:
-    """A hybrid with `blocks` units per stage; `vit` as in `random_vit_weights`.
+    """Draw a hybrid with `blocks` units per stage; `vit` as in `random_vit_weights`.
 
     GroupNorm tensors are (C), or (1, 1, 1, C) as in older files where `flat_norms` is false.
     """
     draws = Draws(rng)
 
     def convolution_and_norm(prefix: str, suffix: str, window: int, inputs: int, outputs: int) -> None:
-        draws.standardised(f"{prefix}conv{suffix}", window, inputs, outputs)
+        draws.standardized(f"{prefix}conv{suffix}", window, inputs, outputs)
         draws.norm(f"{prefix}gn{suffix}", (outputs,) if flat_norms else (1, 1, 1, outputs))
 
     convolution_and_norm("", "_root", 7, 3, root_width)
@@ -352,26 +352,26 @@ def random_bit_weights(
     *,
     blocks: tuple[int, ...] = (1, 1, 1, 1),
     width_factor: float = 0.5,
-    classes: int = 7,
+    num_classes: int = 7,
 ) -> dict[str, NDArray[np.float32]]:
-    """A BiT ResNet v2 with `blocks` units per stage; the root has 64 × `width_factor` channels."""
+    """Draw a BiT ResNet v2 with `blocks` units per stage; the root has 64 × `width_factor` channels."""
     draws = Draws(rng)
     channels = root_width = int(64 * width_factor)
-    draws.standardised("resnet/root_block/standardized_conv2d", 7, 3, root_width)
+    draws.standardized("resnet/root_block/standardized_conv2d", 7, 3, root_width)
     for stage, units in enumerate(blocks, start=1):
         bottleneck = root_width * 2 ** (stage - 1)
         for number in range(1, units + 1):
             unit = f"resnet/block{stage}/unit{number:02d}"
             if number == 1:
-                draws.standardised(f"{unit}/a/proj/standardized_conv2d", 1, channels, 4 * bottleneck)
+                draws.standardized(f"{unit}/a/proj/standardized_conv2d", 1, channels, 4 * bottleneck)
             for name, window, inputs, outputs in (
                 ("a", 1, channels, bottleneck),
                 ("b", 3, bottleneck, bottleneck),
                 ("c", 1, bottleneck, 4 * bottleneck),
             ):
                 draws.norm(f"{unit}/{name}/group_norm", (inputs,), "gamma", "beta")
-                draws.standardised(f"{unit}/{name}/standardized_conv2d", window, inputs, outputs)
+                draws.standardized(f"{unit}/{name}/standardized_conv2d", window, inputs, outputs)
             channels = 4 * bottleneck
     draws.norm("resnet/group_norm", (channels,), "gamma", "beta")
-    draws.dense("resnet/head/conv2d", (1, 1, channels), (classes,))
+    draws.dense("resnet/head/conv2d", (1, 1, channels), (num_classes,))
     return draws.weights

@@ -1,17 +1,17 @@
-"""One row for each model: sizes that agree with the model, and what a ResNet has none of."""
+"""Summaries of variants against the models they describe."""
 
 import pytest
-from model_cases import without_numbers
+from model_cases import meta_model
 
 from vitkit.model.vit import ViT
-from vitkit.zoo.lookup import find
-from vitkit.zoo.summary import summary
+from vitkit.zoo.cost import summarize
+from vitkit.zoo.registry import find_variant
 from vitkit.zoo.variants import VARIANTS, Variant
 
 
 @pytest.mark.parametrize("variant", VARIANTS, ids=lambda variant: variant.name)
-def test_a_row_agrees_with_its_model(variant: Variant) -> None:
-    row, model = summary(variant), without_numbers(variant.config)
+def test_summary_agrees_with_the_model(variant: Variant) -> None:
+    row, model = summarize(variant), meta_model(variant.config)
     assert (row.name, row.kind, row.image_size) == (variant.name, variant.kind, 224)
     assert row.parameters == sum(parameter.numel() for parameter in model.parameters())
     assert row.gflops > 0
@@ -35,8 +35,10 @@ def test_a_row_agrees_with_its_model(variant: Variant) -> None:
         ("BiT-R152x2", 152, None, None, None),
     ],
 )
-def test_rows_to_know(name: str, layers: int, patch: int | None, tokens: int | None, gflops: float | None) -> None:
-    row = summary(find(name))
+def test_published_sizes_and_costs(
+    name: str, layers: int, patch: int | None, tokens: int | None, gflops: float | None
+) -> None:
+    row = summarize(find_variant(name))
     assert (row.layers, row.patch, row.tokens) == (layers, patch, tokens)
     # Publications differ by what else they count, and by where ResNet-50 puts its strides: five per cent.
     assert gflops is None or row.gflops == pytest.approx(gflops, rel=0.05)

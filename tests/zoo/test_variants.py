@@ -1,12 +1,11 @@
-"""The variant table against the paper's numbers, and against the models themselves."""
+"""Variant table against the paper and against the models."""
 
 import pytest
-from model_cases import without_numbers
+from model_cases import meta_model
 from torch import nn
 
-from vitkit.model.config import ViTConfig
-from vitkit.model.resnet import BackboneConfig, BiTConfig
-from vitkit.zoo.lookup import configure, create, find
+from vitkit.model.config import BackboneConfig, BiTConfig, ViTConfig
+from vitkit.zoo.registry import configure, create, find_variant
 from vitkit.zoo.variants import VARIANTS
 
 BY_NAME = {variant.name: variant for variant in VARIANTS}
@@ -44,11 +43,11 @@ def count(model: nn.Module) -> int:
 
 
 @pytest.mark.parametrize(("name", "parameters"), PAPER.items(), ids=list(PAPER))
-def test_a_model_has_exactly_the_papers_number_of_parameters(name: str, parameters: int) -> None:
-    assert count(without_numbers(configure(name))) == parameters
+def test_parameter_count_equals_the_paper(name: str, parameters: int) -> None:
+    assert count(meta_model(configure(name))) == parameters
 
 
-def test_a_mean_pooled_base_model_lacks_the_class_token_and_its_position() -> None:
+def test_mean_pooling_removes_class_token_and_position() -> None:
     parameters = count(create("B/16", settings=["pooling=mean"], device="meta"))
     assert parameters == 86_566_120
     assert PAPER["B/16"] - parameters == 2 * 768
@@ -57,43 +56,43 @@ def test_a_mean_pooled_base_model_lacks_the_class_token_and_its_position() -> No
 @pytest.mark.parametrize(
     ("name", "millions"), [("B/16", 86), ("L/16", 307), ("H/14", 632)], ids=["Base", "Large", "Huge"]
 )
-def test_models_are_about_as_large_as_table_1_says(name: str, millions: int) -> None:
+def test_sizes_round_to_table_1(name: str, millions: int) -> None:
     # Table 1 counts a pre-training head's extra layer or not, to the nearest million: within one per cent.
-    assert count(without_numbers(configure(name))) == pytest.approx(millions * 1e6, rel=0.01)
+    assert count(meta_model(configure(name))) == pytest.approx(millions * 1e6, rel=0.01)
 
 
 @pytest.mark.parametrize("name", BY_NAME)
-def test_the_stored_count_of_every_entry_is_its_models_count(name: str) -> None:
-    assert BY_NAME[name].parameters == count(without_numbers(BY_NAME[name].config))
+def test_stored_count_equals_the_model(name: str) -> None:
+    assert BY_NAME[name].parameters == count(meta_model(BY_NAME[name].config))
 
 
 def projection(inputs: int, width: int) -> int:
-    """Weights and biases of a patch projection."""
+    """Count the weights and biases of a patch projection."""
     return inputs * width + width
 
 
-def test_models_without_a_published_count_have_the_sum_of_published_parts() -> None:
-    """A hybrid is a ViT whose projection reads a ResNet's map, so the paper's hybrids follow from the released ones;
-    an axial model is a mean-pooled ViT with every block twice."""
+def test_unpublished_counts_follow_from_published_parts() -> None:
+    # A hybrid is a ViT whose projection reads a ResNet's feature map. An axial model is a mean-pooled ViT with every
+    # block twice.
     resnet_32 = PAPER["R50+L/32"] - projection(2048, 1024) - (PAPER["L/32"] - projection(32 * 32 * 3, 1024))
     resnet_16 = PAPER["R50+B/16"] - projection(1024, 768) - (PAPER["B/16"] - projection(16 * 16 * 3, 768))
     blocks = 12 * (4 * (768 * 768 + 768) + 2 * 768 * 3072 + 3072 + 768 + 4 * 768)
-    class_token_and_its_place = 2 * 768
+    class_token_and_position = 2 * 768
     expected = {
         "R50+B/32": resnet_32 + projection(2048, 768) + PAPER["B/32"] - projection(32 * 32 * 3, 768),
         "R50+L/16": resnet_16 + projection(1024, 1024) + PAPER["L/16"] - projection(16 * 16 * 3, 1024),
-        "Axial-B/16": PAPER["B/16"] - class_token_and_its_place + blocks,
-        "Axial-B/32": PAPER["B/32"] - class_token_and_its_place + blocks,
+        "Axial-B/16": PAPER["B/16"] - class_token_and_position + blocks,
+        "Axial-B/32": PAPER["B/32"] - class_token_and_position + blocks,
     }
     assert {name: BY_NAME[name].parameters for name in expected} == expected
 
 
-def test_no_entry_lacks_a_count_and_no_published_count_lacks_an_entry() -> None:
+def test_every_entry_has_a_count() -> None:
     assert all(variant.parameters > 0 for variant in VARIANTS)
     assert PAPER.keys() <= BY_NAME.keys()
 
 
-def test_the_table_holds_every_model_of_the_paper() -> None:
+def test_table_has_every_model_of_the_paper() -> None:
     baselines = {f"BiT-{name}" for name in ("R50x1", "R50x2", "R101x1", "R152x1", "R152x2", "R200x3")}
     hybrids = {"R50+B/32", "R50+B/16", "R50+L/32", "R50+L/16"}
     axial = {"Axial-B/16", "Axial-B/32"}
@@ -106,7 +105,7 @@ def test_transformers_have_the_sizes_of_table_1(name: str) -> None:
     assert isinstance(config, ViTConfig)
     size = name.partition("/")[0].rpartition("+")[2].removeprefix("Axial-")
     assert (config.depth, config.width, config.mlp_dim, config.heads) == TABLE_1[size]
-    assert (config.classes, config.image_size, config.channels) == (1000, 224, 3)
+    assert (config.num_classes, config.image_size, config.channels) == (1000, 224, 3)
     assert config.head.pre_logits is None
 
 
@@ -117,7 +116,7 @@ def test_transformers_have_the_sizes_of_table_1(name: str) -> None:
         ("B/16", (14, 14)),
         ("B/32", (7, 7)),
         ("H/14", (16, 16)),
-        ("R+Ti/16", (7, 7)),  # root stride 4, then patches of 8: 32 pixels, whatever the name says
+        ("R+Ti/16", (7, 7)),  # root stride 4, then patches of 8: 32 pixels despite the name
         ("R26+S/32", (7, 7)),
         ("R50+B/16", (14, 14)),
         ("R50+B/32", (7, 7)),
@@ -125,7 +124,7 @@ def test_transformers_have_the_sizes_of_table_1(name: str) -> None:
         ("R50+L/32", (7, 7)),
     ],
 )
-def test_models_see_the_papers_number_of_patches(name: str, grid: tuple[int, int]) -> None:
+def test_patch_grid_matches_the_paper(name: str, grid: tuple[int, int]) -> None:
     config = BY_NAME[name].config
     assert isinstance(config, ViTConfig)
     assert config.grid == grid
@@ -144,7 +143,7 @@ def test_models_see_the_papers_number_of_patches(name: str, grid: tuple[int, int
         ("R50+L/32", (3, 4, 6, 3)),
     ],
 )
-def test_hybrids_stand_on_the_released_resnets(name: str, units: tuple[int, ...]) -> None:
+def test_hybrids_have_the_released_resnets(name: str, units: tuple[int, ...]) -> None:
     config = BY_NAME[name].config
     assert isinstance(config, ViTConfig)
     assert config.backbone == BackboneConfig(units=units, root_width=64)
@@ -161,18 +160,18 @@ def test_hybrids_stand_on_the_released_resnets(name: str, units: tuple[int, ...]
         ("BiT-R200x3", (3, 24, 36, 3), 3),
     ],
 )
-def test_baselines_have_the_units_and_widths_of_their_names(name: str, units: tuple[int, ...], factor: int) -> None:
+def test_baselines_match_their_names(name: str, units: tuple[int, ...], factor: int) -> None:
     assert BY_NAME[name].config == BiTConfig(units=units, width_factor=factor)
-    assert 3 * sum(units) + 2 == int(name.removeprefix("BiT-R").partition("x")[0])  # three layers a unit, root, head
+    assert 3 * sum(units) + 2 == int(name.removeprefix("BiT-R").partition("x")[0])  # three layers per unit, root, head
 
 
 @pytest.mark.parametrize(
     ("name", "kind"), [("B/16", "vit"), ("R50+B/16", "hybrid"), ("Axial-B/32", "axial"), ("BiT-R200x3", "resnet")]
 )
-def test_an_entry_knows_its_family(name: str, kind: str) -> None:
-    assert find(name).kind == kind
+def test_kind_of_variant(name: str, kind: str) -> None:
+    assert find_variant(name).kind == kind
 
 
 @pytest.mark.parametrize("name", ["Axial-B/16", "Axial-B/32"])
-def test_an_axial_model_has_two_blocks_for_each_layer(name: str) -> None:
-    assert len(without_numbers(BY_NAME[name].config).blocks) == 24
+def test_axial_model_has_two_blocks_per_layer(name: str) -> None:
+    assert len(meta_model(BY_NAME[name].config).blocks) == 24

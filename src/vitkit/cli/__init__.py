@@ -1,1 +1,1 @@
-"""The command line: each command parses its arguments, calls the library and prints what comes back."""
+"""Command line: each command parses its arguments, calls one library function and prints the result."""

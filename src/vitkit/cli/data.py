@@ -1,163 +1,194 @@
-"""`vitkit data`: the place of a data set goes in, what it holds and what is wrong with it come out."""
+"""`vitkit data`: check datasets before training on them."""
 
-import os
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
-from vitkit.cli import problems
-from vitkit.cli.output import print_json, print_sections, result_console, safe_text, talk_console
+from vitkit.cli.console import print_json, print_sections, print_warnings, show_progress, stderr_console, stdout_console
+from vitkit.cli.options import json_option
+from vitkit.core.formatting import format_percent, format_plural, safe_text
+from vitkit.core.signals import start_task
 
 if TYPE_CHECKING:
-    import vitkit.data.survey
+    from vitkit.data.summary import DataSummary
+    from vitkit.data_quality.check import DataQualityReport
 
-# Of long lists a person sees this many; --json gives all.
-SHOWN = 20
+MAX_ROWS, MAX_EXAMPLES = 20, 5
+"""Rows of a list that are printed; --json and the files have all."""
 
 
 @click.group("data")
 def command() -> None:
-    """Look at data sets before anything is learned from them."""
-
-
-command.add_command(problems.command)
+    """Check datasets before training on them."""
 
 
 @command.command("check")
-@click.argument("place", metavar="DIR")
-@click.option("--kind", help="What it is, if it should not be guessed from what is there.")
-@click.option("--contact-sheet", type=click.Path(path_type=Path), metavar="FILE.png", help="Write a picture of it.")
-@click.option("--channels", type=click.IntRange(min=1), default=3, show_default=True, help="Channels wanted of images.")
-@click.option("--workers", type=click.IntRange(min=0), help="Processes that decode; one a core if not given.")
-@click.option("--json", "as_json", is_flag=True, help="Print what was found as JSON.")
+@click.argument("path", metavar="DATA")
+@click.option("--layout", help="Layout of the dataset, instead of detecting it.")
+@click.option("--contact-sheet", type=click.Path(path_type=Path), metavar="FILE.png", help="Write thumbnails.")
+@click.option("--channels", type=click.IntRange(min=1), default=3, show_default=True, help="Channels to decode.")
+@click.option("--workers", type=click.IntRange(min=0), help="Number of processes.  [default: one per core]")
+@json_option
 def check(
-    place: str, kind: str | None, contact_sheet: Path | None, channels: int, workers: int | None, as_json: bool
+    path: str, layout: str | None, contact_sheet: Path | None, channels: int, workers: int | None, as_json: bool
 ) -> None:
-    """Decode every image in DIR, a folder or archive: classes, counts, sizes, modes, duplicates, broken files.
+    """Decode every image in DATA, and report classes, counts, sizes, modes, duplicates and broken files.
 
-    Nothing is changed, and nothing is written but the contact sheet where you ask for it. Broken files are reported
-    and are no failure of this command.
+    DATA is a folder or an archive. It is not changed. Broken files are reported and do not make this command fail.
 
     \b
     vitkit data check photos
     vitkit data check photos --contact-sheet photos.png
     vitkit data check photos --json
     """
-    from vitkit.data.sources.detect import open_data
-    from vitkit.data.survey import contact_sheet as write_sheet
-    from vitkit.data.survey import survey
+    from vitkit.data.layouts.registry import open_dataset
+    from vitkit.data.summary import check_data
 
-    dataset = open_data(place, kind=kind)
+    dataset = open_dataset(path, layout=layout)
     total = sum(map(len, dataset.splits.values()))
     if not as_json:
-        talk_console().print(f"{safe_text(dataset.place)}: {dataset.kind}, {total:,} images")
-    with progress_bar(total) as progress:
-        found = survey(dataset, channels=channels, workers=_cores() if workers is None else workers, progress=progress)
-    if contact_sheet is not None:
-        write_sheet(dataset, contact_sheet)
+        stderr_console().print(f"{safe_text(dataset.path)}: {dataset.layout}, {total:,} images")
+    with show_progress() as progress:
+        summary = check_data(
+            dataset,
+            channels=channels,
+            contact_sheet=contact_sheet,
+            workers=workers,
+            progress=start_task(progress, "checking images", total),
+        )
     if as_json:
-        print_json(as_mapping(found) | {"contact_sheet": None if contact_sheet is None else str(contact_sheet)})
+        print_json(summary.to_dict())
         return
-    print_survey(found)
-    remark = "See the images with --contact-sheet FILE.png" if contact_sheet is None else f"Written: {contact_sheet}"
-    result_console().print(f"\n{safe_text(remark)}", style="dim")
+    print_summary(summary)
+    note = "See the images with --contact-sheet FILE.png" if contact_sheet is None else f"Wrote {contact_sheet}"
+    stdout_console().print(f"\n{safe_text(note)}", style="dim")
 
 
-def _cores() -> int:
-    """The cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+@command.command("quality")
+@click.argument("path", metavar="DATA")
+@click.option("--model", metavar="RUN", help="Run or weights whose features find label errors.")
+@click.option("--out", type=click.Path(path_type=Path), required=True, help="Directory of the report.")
+@click.option("--within-splits", is_flag=True, help="Also search near-duplicates within each split.")
+@click.option("--match-flips", is_flag=True, help="Also match horizontally flipped images.")
+@click.option("--min-score", type=click.FloatRange(-1, 1), help="Smallest score of a label issue.  [default: 0.5]")
+@click.option("--probability", is_flag=True, help="Add the probability of each label by a head not trained on it.")
+@click.option("--workers", type=click.IntRange(min=0), default=2, show_default=True, help="Number of processes.")
+@click.option("--device", default="auto", show_default=True, help="cpu, cuda, mps or auto.")
+@json_option
+def quality(
+    path: str,
+    model: str | None,
+    out: Path,
+    within_splits: bool,
+    match_flips: bool,
+    min_score: float | None,
+    probability: bool,
+    workers: int,
+    device: str,
+    as_json: bool,
+) -> None:
+    """Find near-duplicates and wrong labels in DATA.
+
+    Near-duplicates are found by pixels, despite other sizes, light, compression and small shifts. With --model they are
+    also found by features, and each label is compared with those of the nearest training images. Writes report.html,
+    near_duplicates.csv, label_issues.csv and data_quality.json. DATA is not changed.
+
+    \b
+    vitkit data quality photos --out quality
+    vitkit data quality photos --model runs/photos --out quality
+    """
+    from vitkit.data.layouts.registry import open_dataset
+    from vitkit.data_quality.check import check_data_quality
+    from vitkit.report.data_quality import write_report
+
+    if model is None and (probability or min_score is not None):
+        raise click.UsageError("--probability and --min-score are for label issues, which need --model")
+    dataset = open_dataset(path)
+    counts = ", ".join(f"{len(source):,} in {name}" for name, source in dataset.splits.items())
+    stderr_console().print(safe_text(f"{dataset.layout}: {counts}"), soft_wrap=True)
+    with show_progress() as progress:
+        report = check_data_quality(
+            dataset,
+            model=model,
+            within_splits=within_splits,
+            match_flips=match_flips,
+            min_score=min_score,
+            probability=probability,
+            workers=workers,
+            device=device,
+            start_task=partial(start_task, progress),
+            warn=lambda message: print_warnings([message]),
+        )
+    write_report(report, out)
+    if as_json:
+        print_json(report.to_dict())
+        return
+    print_report(report)
+    click.echo("\n" + safe_text(str(out / "report.html")))
 
 
-@contextmanager
-def progress_bar(total: int) -> Iterator[Callable[[int], None]]:
-    """A bar on stderr that is told how many images are done, and leaves nothing behind; none where nobody looks."""
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    console = talk_console()
-    columns = (TextColumn("checking"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task("", total=total)
-        yield lambda done: bar.update(task, completed=done)
-
-
-def as_mapping(found: "vitkit.data.survey.Survey") -> dict[str, Any]:
-    """The findings under the names that scripts rely on."""
-    sizes = None
-    if found.height and found.width:
-        sizes = {"height": found.height._asdict(), "width": found.width._asdict()}
-    return {
-        "place": found.place,
-        "kind": found.kind,
-        "classes": list(found.classes),
-        "counts": dict(zip(found.classes, found.class_counts, strict=True)),
-        "images": found.images,
-        "unlabelled": found.unlabelled,
-        "splits": {
-            split: {"images": images, "counts": dict(zip(found.classes, found.counts[split], strict=True))}
-            for split, images in found.splits.items()
-        },
-        "bad": [{"file": file.name, "reason": file.reason, "split": split} for split, file in found.bad],
-        "sizes": sizes,
-        "modes": dict(found.modes),
-        "duplicates": [
-            {
-                "files": [
-                    {
-                        "file": member.name,
-                        "split": member.split,
-                        "class": found.classes[member.label] if member.label >= 0 else None,
-                    }
-                    for member in group.members
-                ],
-                "leak": group.leak,
-                "conflict": group.conflict,
-            }
-            for group in found.duplicates
-        ],
-        "warnings": list(found.warnings),
-    }
-
-
-def print_survey(found: "vitkit.data.survey.Survey") -> None:
-    """Print the findings for a reader."""
-    splits = ", ".join(f"{images:,} in {split}" for split, images in found.splits.items())
-    rows = [("kind", found.kind), ("images", splits), ("classes", f"{len(found.classes):,}")]
-    if found.unlabelled:
-        rows.append(("unlabelled", f"{found.unlabelled:,}"))
-    if found.height and found.width:
-        spreads = {"height": found.height, "width": found.width}
-        rows += [
-            (side, f"{spread.minimum:,} to {spread.maximum:,} pixels, median {spread.median:,}")
-            for side, spread in spreads.items()
-        ]
-    if found.modes:
-        rows.append(("modes", ", ".join(f"{mode} ({count:,})" for mode, count in found.modes.items())))
+def print_summary(summary: "DataSummary") -> None:
+    """Print the result of `check_data`."""
+    splits = ", ".join(f"{images:,} in {split}" for split, images in summary.splits.items())
+    rows = [("layout", summary.layout), ("images", splits), ("classes", f"{len(summary.classes):,}")]
+    if summary.unlabeled:
+        rows.append(("unlabeled", f"{summary.unlabeled:,}"))
+    for side, size in (("height", summary.height), ("width", summary.width)):
+        if size:
+            rows.append((side, f"{size.minimum:,} to {size.maximum:,} pixels, median {size.median:,}"))
+    if summary.modes:
+        rows.append(("modes", ", ".join(f"{mode} ({count:,})" for mode, count in summary.modes.items())))
     print_sections(
         {
-            found.place: rows,
-            f"Images of each class in {', '.join(found.splits)}": _class_rows(found),
-            f"Bad files: {len(found.bad):,}": _some([(file.name, file.reason) for _, file in found.bad]),
-            "Worth a look": [("!", warning) for warning in found.warnings],
+            summary.path: rows,
+            f"Images per class in {', '.join(summary.splits)}": _class_rows(summary),
+            f"Bad files: {len(summary.bad):,}": _shorten([(file.name, file.reason) for _, file in summary.bad]),
+            "Warnings": [("!", warning) for warning in summary.warnings],
         }
     )
-    if not found.warnings:
-        result_console().print("\nNothing to worry about.", style="green")
+    if not summary.warnings:
+        stdout_console().print("\nNo problems found.", style="green")
 
 
-def _class_rows(found: "vitkit.data.survey.Survey") -> list[tuple[str, str]]:
-    """A line a class: its images in each split, and a bar."""
-    longest = max(found.class_counts, default=0)
-    digits = len(f"{longest:,}")
+def _class_rows(summary: "DataSummary") -> list[tuple[str, str]]:
+    """Return the counts of each class per split, with a bar."""
+    largest = max(summary.counts.values(), default=0)
+    digits = len(f"{largest:,}")
     rows = []
-    for label, (name, count) in enumerate(zip(found.classes, found.class_counts, strict=True)):
-        numbers = "  ".join(f"{counts[label]:>{digits},}" for counts in found.counts.values())
-        rows.append((name, f"{numbers}  {'█' * round(24 * count / max(longest, 1))}".rstrip()))
-    return _some(rows)
+    for label, (name, count) in enumerate(summary.counts.items()):
+        numbers = "  ".join(f"{counts[label]:>{digits},}" for counts in summary.split_counts.values())
+        rows.append((name, f"{numbers}  {'█' * round(24 * count / max(largest, 1))}".rstrip()))
+    return _shorten(rows)
 
 
-def _some(rows: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
-    more = [("…", f"and {len(rows) - SHOWN:,} more, all of them with --json")] if len(rows) > SHOWN else []
-    return [*rows[:SHOWN], *more]
+def _shorten(rows: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
+    more = [("…", f"and {len(rows) - MAX_ROWS:,} more; --json prints all")] if len(rows) > MAX_ROWS else []
+    return [*rows[:MAX_ROWS], *more]
+
+
+def print_report(report: "DataQualityReport") -> None:
+    """Print the counts of `check_data_quality` and the first examples."""
+    splits = report.data.splits
+    across = len(report.across_splits)
+    duplicates = [("across splits", format_plural(across, "pair"))] if len(splits) > 1 else []
+    if report.within_splits:
+        duplicates.append(("within a split", format_plural(len(report.near_duplicates) - across, "pair")))
+    duplicates.append(("with different labels", format_plural(len(report.conflicts), "pair")))
+    for row in report.near_duplicate_rows()[:MAX_EXAMPLES]:
+        files = f"{row['split']}: {row['file']} = {row['other_split']}: {row['other_file']}"
+        duplicates.append((f"{row['pixels']:.3f}", files))
+    leaked = [
+        (split, f"{format_plural(count, 'image')} ({format_percent(count / len(splits[split]))})")
+        for split, count in report.count_leaked().items()
+    ]
+    if report.label_issues is None:
+        labels = [("not checked", "use --model with a run or weights of any format")]
+    else:
+        labels = [("issues", f"{len(report.label_issues):,}")]
+        for row in report.label_issue_rows()[:MAX_EXAMPLES]:
+            issue = f"{row['split']}: {row['file']} is labeled {row['given_label']}, suggested {row['suggested_label']}"
+            labels.append((f"{row['score']:.2f}", issue))
+    print_sections({"Near-duplicates": duplicates, "In more than one split": leaked, "Labels": labels})

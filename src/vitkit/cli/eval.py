@@ -1,63 +1,55 @@
-"""`vitkit eval`: a trained model and labelled images go in, how good it is comes out."""
+"""`vitkit eval`: evaluation of a model on labeled images."""
 
-from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from vitkit.cli.checking import sound_images
-from vitkit.cli.describing import counted
-from vitkit.cli.engines import EngineChoice, asked, build_if_needed, engine_options, tell
-from vitkit.cli.output import print_json, print_sections, safe_text, talk_console
+from vitkit.cli.console import print_json, print_sections, print_warnings, show_progress, stderr_console
+from vitkit.cli.options import device_option, json_option, merge_option, precision_option, workers_option
+from vitkit.core.formatting import safe_text
 
 if TYPE_CHECKING:
-    import torch
-    from rich.console import Console
-
-    from vitkit.checkpoints.native import Artefact
-    from vitkit.data.verify import BadFile
-    from vitkit.engine.engine import Engine
-    from vitkit.evaluate.judgement import Judgement
-    from vitkit.evaluate.protocols import Judged, Prepared
-    from vitkit.evaluate.real import RealAccuracy
-    from vitkit.zoo.lookup import Model
+    from vitkit.evaluation.evaluation import EvaluationResult
+    from vitkit.inference.engine import Precision
 
 
 @click.command("eval")
-@click.argument("run", type=click.Path(path_type=Path))
+@click.argument("model")
 @click.argument("data")
-@click.option("--split", help="Which split to judge on; test, else val, else all images, where not given.")
-@click.option("--kind", help="The kind of data set, where it is not found right by itself.")
+@click.option("--split", help="Split to evaluate on.  [default: test, else val, else all images]")
+@click.option("--layout", help="Layout of the dataset, if it is not detected correctly.")
 @click.option(
     "--label-map",
     metavar="NAME|FILE",
-    help="What the data's classes are to the model: imagenet, imagenet-v2, imagenet-a, imagenet-r, imagenet-sketch, "
-    "objectnet, or a JSON or CSV file.",
+    help="Map the classes of the data to those of the model: imagenet, imagenet-v2, imagenet-a, imagenet-r, "
+    "imagenet-sketch, objectnet, or a JSON or CSV file.",
 )
-@click.option("--real", metavar="FILE", help="Judge by ReaL's labels too: the published real.json.")
-@click.option("--workers", type=click.IntRange(min=0), default=2, show_default=True, help="Processes that read images.")
-@click.option("--batch-size", type=click.IntRange(min=1), default=64, show_default=True, help="Images at a time.")
-@click.option("--device", default="auto", show_default=True, help="cpu, cuda, mps, or auto.")
-@engine_options
-@click.option("--json", "as_json", is_flag=True, help="Print the numbers as JSON.")
-def command(
-    run: Path,
+@click.option("--real", metavar="FILE", help="Also compute ReaL accuracy, with the published real.json.")
+@workers_option
+@click.option("--batch-size", type=click.IntRange(min=1), default=64, show_default=True, help="Images per batch.")
+@device_option
+@precision_option
+@merge_option
+@json_option
+def command(  # noqa: PLR0913, PLR0917  each is an option that users type
+    model: str,
     data: str,
     split: str | None,
-    kind: str | None,
+    layout: str | None,
     label_map: str | None,
     real: str | None,
     workers: int,
     batch_size: int,
     device: str,
+    precision: "Precision",
+    merge: int,
     as_json: bool,
 ) -> None:
-    """Judge the model in the folder RUN on DATA: top-1, top-5, per class, calibration, confusion.
+    """Evaluate MODEL on DATA: top-1, top-5, metrics per class, calibration, confusion.
 
-    On the data set that it learned from, it is judged by the images that were held out. A model of ImageNet's classes
-    is judged on ImageNet-V2, -A, -R, -Sketch and ObjectNet by a label map, and on ImageNet by ReaL's labels too.
-    It is judged as written. With --precision or --merge it is judged so as well, and the difference is said.
+    MODEL is a run, or weights of any origin. On the dataset that a run was trained on, only held-out images are used.
+    Models of the ImageNet classes are evaluated on ImageNet-V2, -A, -R, -Sketch and ObjectNet with a label map. With
+    --precision or --merge, the unmodified model is evaluated too and the difference is printed.
 
     \b
     vitkit eval runs/photos photos/
@@ -66,182 +58,73 @@ def command(
     vitkit eval ViT-B_16.npz imagenet --real real.json
     vitkit eval ViT-B_16.npz imagenet-a --label-map imagenet-a
     """
-    from vitkit.checkpoints.foreign import load
-    from vitkit.data.sources.detect import open_data
-    from vitkit.engine.devices import choose_device
-    from vitkit.evaluate.judging import choose_split, known_classes
-    from vitkit.evaluate.protocols import Protocol, prepare
-    from vitkit.train.folder import RunFolder
-    from vitkit.train.images import as_divided_for
+    from vitkit.api.evaluation import evaluate
 
-    artefact, place = load(run), choose_device(device)
-    found = as_divided_for(RunFolder(run), open_data(data, kind=kind))
-    name, source = choose_split(found, split)
-    prepared = prepare(Protocol(label_map=label_map, real=real), source, labels=artefact.labels, place=data)
-    if prepared.label_map is None:
-        known_classes(artefact, source)  # before time is spent on looking at images
-    talk = talk_console()
-    if name == "train":
-        talk.print("warning: these are images to learn from; the model may have seen them", style="yellow")
-    talk.print(safe_text(f"{found.kind}: {len(source):,} images of split {name}"), soft_wrap=True)
-    tell_map(prepared, talk)
-    outcome = judge_images(
-        artefact, prepared, asked(), place=data, workers=workers, batch_size=batch_size, device=place
-    )
+    with show_progress() as progress:
+        result = evaluate(
+            model,
+            data,
+            split=split,
+            layout=layout,
+            label_map=label_map,
+            real=real,
+            batch_size=batch_size,
+            precision=precision,
+            merge=merge,
+            device=device,
+            workers=workers,
+            progress=progress,
+        )
+    print_warnings(result.warnings)
+    print_details(result)
     if as_json:
-        print_json(outcome.to_json(prepared, split=name))
-        return
-    print_judgement(outcome.judged.judgement, split=name)
-    if outcome.judged.real is not None:
-        print_real(outcome.judged.real)
-    if outcome.cost is not None:
-        print_cost(outcome.cost, outcome.judged.judgement)
+        print_json(result.to_dict())
+    else:
+        print_result(result)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Cost:
-    """The judgement of the model as written, beside which another engine's stands."""
-
-    written: "Judgement"
-    choice: EngineChoice
-    engine: str
-
-    def to_json(self, judgement: "Judgement") -> dict[str, object]:
-        """Keys to add: what ran, what fp32 as written reached, and by how much this differs from it."""
-        before = {
-            "top1": self.written.top1,
-            "top5": self.written.top5,
-            "ece": self.written.ece,
-            "nll": self.written.nll,
-        }
-        apart = {"top1": judgement.top1 - self.written.top1, "top5": judgement.top5 - self.written.top5}
-        ran = {"precision": self.choice.precision, "merge": self.choice.merge, "engine": self.engine}
-        return ran | {"fp32": before, "difference": apart}
+def print_details(result: "EvaluationResult") -> None:
+    """Print the label map and the engine to stderr."""
+    console = stderr_console()
+    if result.label_map is not None:
+        logits = "only their logits" if result.label_map["logits"] == "mapped" else "all logits"
+        mapped, unmapped = int(str(result.label_map["classes"])), len(list(result.label_map["left_out"]))  # type: ignore[call-overload]
+        classes = f"{mapped:,} of {mapped + unmapped:,} classes"
+        line = f"label map {result.label_map['name']}: {classes}, {logits} are used"
+        console.print(safe_text(line), soft_wrap=True)
+    if result.comparison is not None:
+        reason = result.comparison.fallback_reason
+        console.print(
+            safe_text(f"engine: {result.comparison.engine}" + (f"; {reason}" if reason else "")), soft_wrap=True
+        )
 
 
-@dataclass(frozen=True, kw_only=True)
-class Outcome:
-    """What is printed: how good the model is, by the chosen engine; what that costs; and which files are bad."""
-
-    judged: "Judged"
-    cost: Cost | None
-    bad: "list[BadFile]"
-
-    def to_json(self, prepared: "Prepared", *, split: str) -> dict[str, object]:
-        """As the command prints it."""
-        said: dict[str, object] = dict(self.judged.judgement.to_json())
-        said |= {"split": split, "bad": [{"file": file.name, "reason": file.reason} for file in self.bad]}
-        if prepared.label_map is not None:
-            said |= {"label_map": prepared.label_map.to_json(), "images_left_out": prepared.left_out}
-        if self.judged.real is not None:
-            said |= {"real": self.judged.real.to_json()}
-        return said if self.cost is None else said | self.cost.to_json(self.judged.judgement)
-
-
-def judge_images(
-    artefact: "Artefact",
-    prepared: "Prepared",
-    choice: EngineChoice,
-    *,
-    place: str,
-    workers: int,
-    batch_size: int,
-    device: "torch.device",
-) -> Outcome:
-    """Judge the model as written, and by another engine too if one is asked for, on the images that can be read."""
-    from rich.progress import Progress
-
-    from vitkit.evaluate.protocols import judge_by
-
-    engine = asked_engine(artefact.model(), choice, device=device) if choice.changes_answers else None
-    ways = [None] if engine is None else [None, engine]
-    talk, channels = talk_console(), artefact.preprocessing.channels
-    with Progress(console=talk, transient=True, disable=not talk.is_terminal) as progress:
-        sound, bad = sound_images(prepared.source, place=place, channels=channels, workers=workers, progress=progress)
-        task = progress.add_task("judging", total=len(sound) * len(ways))
-        found = [
-            judge_by(
-                artefact,
-                replace(prepared, source=sound),
-                workers=workers,
-                batch_size=batch_size,
-                device=device,
-                engine=way,
-                progress=lambda images: progress.advance(task, images),
-            )
-            for way in ways
+def print_result(result: "EvaluationResult") -> None:
+    """Print the metrics and the classes with the lowest recall."""
+    low, high = result.intervals["top1"]
+    worst = sorted((each for each in result.per_class if each.recall is not None), key=lambda each: each.recall or 0.0)
+    sections = {
+        f"{result.count:,} images ({result.split})": [
+            ("top-1", f"{result.top1:.2%} (95 % interval {low:.1%}–{high:.1%})"),
+            ("top-5", f"{result.top5:.2%}"),
+            ("calibration", f"{result.ece:.3f} expected calibration error"),
+            ("log-likelihood", f"{-result.nll:.3f} nats per image"),
+        ],
+        "Classes with the lowest recall": [
+            (each.name, f"recall {each.recall or 0.0:.1%} of {each.count}, precision {each.precision or 0.0:.1%}")
+            for each in worst[:5]
+        ],
+    }
+    if result.real is not None:
+        low, high = result.real.interval
+        sections[f"ReaL labels, {result.real.count:,} images"] = [
+            ("top-1", f"{result.real.top1:.2%} (95 % interval {low:.1%}–{high:.1%})"),
+            ("skipped", f"{result.real.skipped:,} images without labels"),
         ]
-    cost = None if engine is None else Cost(written=found[0].judgement, choice=choice, engine=engine.name)
-    return Outcome(judged=found[-1], cost=cost, bad=bad)
-
-
-def asked_engine(model: "Model", choice: EngineChoice, *, device: "torch.device") -> "Engine":
-    """The engine that the model is judged by beside itself; why it is no faster one is said."""
-    from vitkit.engine.choose import chosen
-
-    build_if_needed(model, choice, device=device)
-    engine, remark = chosen(model, precision=choice.precision, device=device, merge=choice.merge)
-    tell(f"engine: {engine.name}" + (f"; {remark}" if remark else ""))
-    return engine
-
-
-def print_cost(cost: Cost, judgement: "Judgement") -> None:
-    """Print the accuracy of the model as written, and what the chosen engine costs of it."""
-    rows = [
-        ("top-1", f"{cost.written.top1:.2%} ({100 * (judgement.top1 - cost.written.top1):+.2f} points by this engine)"),
-        ("top-5", f"{cost.written.top5:.2%} ({100 * (judgement.top5 - cost.written.top5):+.2f} points)"),
-    ]
-    click.echo()
-    print_sections({"The same images in fp32, as written": rows})
-
-
-def tell_map(prepared: "Prepared", talk: "Console") -> None:
-    """Say what the classes are taken for, and name those that the model has nothing for."""
-    found = prepared.label_map
-    if found is None:
-        return
-    classes = f"{len(found.known):,} of {len(found.classes):,} classes"
-    logits = "their logits alone are read" if found.read == "mapped" else "all logits are read"
-    talk.print(safe_text(f"label map {found.name}: {classes}; {logits}"), soft_wrap=True)
-    for warning in found.warnings:
-        talk.print(safe_text(f"warning: {warning}"), style="yellow", soft_wrap=True)
-    if prepared.left_out:
-        left = [name for name, means in zip(found.classes, found.means, strict=True) if not means]
-        names = ", ".join(left[:5]) + (f" and {len(left) - 5:,} more" if len(left) > 5 else "")
-        images = counted(prepared.left_out, "image")
-        warning = f"warning: left out {images} of classes that mean nothing to the model: {names}"
-        talk.print(safe_text(warning), style="yellow", soft_wrap=True)
-
-
-def print_real(real: "RealAccuracy") -> None:
-    """Print the ReaL accuracy."""
-    low, high = real.interval
-    skipped = f"{real.skipped:,} images without labels skipped"
-    rows = [("top-1", f"{real.top1:.2%} (95 % interval {low:.1%}–{high:.1%})"), ("skipped", skipped)]
-    click.echo()
-    print_sections({f"By ReaL's labels, on {real.count:,} images": rows})
-
-
-def print_judgement(judgement: "Judgement", *, split: str) -> None:
-    """Print the numbers, and the classes that are told worst."""
-    low, high = judgement.intervals["top1"]
-    worst = sorted(
-        (each for each in judgement.per_class if each.recall is not None), key=lambda each: each.recall or 0.0
-    )
-    print_sections(
-        {
-            f"On {judgement.count:,} images ({split})": [
-                ("top-1", f"{judgement.top1:.2%} (95 % interval {low:.1%}–{high:.1%})"),
-                ("top-5", f"{judgement.top5:.2%}"),
-                ("calibration", f"{judgement.ece:.3f} expected calibration error"),
-                ("log-likelihood", f"{-judgement.nll:.3f} nats an image"),
-            ],
-            "Classes found least often": [
-                (
-                    each.name,
-                    f"{each.recall or 0.0:.1%} of {each.count} found, {each.precision or 0.0:.1%} of guesses right",
-                )
-                for each in worst[:5]
-            ],
-        }
-    )
+    if result.comparison is not None:
+        fp32 = result.comparison.fp32
+        sections["The unmodified model in fp32"] = [
+            ("top-1", f"{fp32.top1:.2%} (this engine: {100 * (result.top1 - fp32.top1):+.2f} points)"),
+            ("top-5", f"{fp32.top5:.2%} (this engine: {100 * (result.top5 - fp32.top5):+.2f} points)"),
+        ]
+    print_sections(sections)

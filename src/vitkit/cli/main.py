@@ -1,14 +1,11 @@
-"""The command `vitkit`: arguments go in, one sub-command is imported and run, an exit code comes out.
+"""Entry point of the command `vitkit`: table of commands, lazy imports, and options of the whole program.
 
-To add a command: write `vitkit/cli/NAME.py` with a click.Command called `command`, and its line in COMMANDS.
+To add a command, write `vitkit/cli/NAME.py` with a `click.Command` called `command`, and an entry in COMMANDS.
 """
 
 import importlib
 import io
-import os
-import re
 import sys
-import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -16,54 +13,69 @@ from typing import NamedTuple
 import click
 from click.shell_completion import CompletionItem
 
-from vitkit.cli.output import safe_text
-from vitkit.core.errors import VitkitError, did_you_mean
+from vitkit.cli.errors import report_error
+from vitkit.core.errors import did_you_mean
+from vitkit.core.formatting import LogFormat, configure_logging
 
 
-class Entry(NamedTuple):
-    """One command: its section in the help, the object to import when it is called, its line in the help."""
+class CommandEntry(NamedTuple):
+    """Section of the help, `module:attribute` of the command, and its line in the help."""
 
     section: str
     target: str
     summary: str
 
 
-COMMANDS = {
-    "demo": Entry("Start here", "vitkit.cli.demo:command", "The whole way on built-in images, with a report."),
-    "train": Entry("Your images", "vitkit.cli.train:command", "Train a model on a folder of images, or by a recipe."),
-    "finetune": Entry("Your images", "vitkit.cli.finetune:command", "Teach a trained model other classes."),
-    "eval": Entry("Your images", "vitkit.cli.eval:command", "How good a trained model is, class by class."),
-    "predict": Entry("Your images", "vitkit.cli.predict:command", "What a trained model says of images."),
-    "compare": Entry("Your images", "vitkit.cli.compare:command", "Several runs in one table and one picture."),
-    "fewshot": Entry("Your images", "vitkit.cli.fewshot:command", "How much a few examples of each class teach."),
-    "suite": Entry("Your images", "vitkit.cli.suite:command", "Fine-tune and judge models on a list of data sets."),
-    "inspect": Entry("Your images", "vitkit.cli.inspect:command", "What a model looks at and has learnt, as a report."),
-    "data": Entry("Your images", "vitkit.cli.data:command", "Look at a data set before you train on it."),
-    "recipes": Entry("Your images", "vitkit.cli.recipes:command", "List the recipes, or show one as TOML."),
-    "models": Entry("Models", "vitkit.cli.models:command", "List the models and their sizes."),
-    "cost": Entry("Models", "vitkit.cli.cost:command", "What a model costs to run and to train."),
-    "weights": Entry("Models", "vitkit.cli.weights:command", "Look at weights of any origin; convert and adapt them."),
-    "export": Entry("Models", "vitkit.cli.export:command", "Write a trained model for another library."),
-    "serve": Entry("Models", "vitkit.cli.serve:command", "Answer for images over HTTP, with a page for people."),
-    "bench": Entry("This machine", "vitkit.cli.bench:command", "How fast this machine runs a model, and how exactly."),
-    "doctor": Entry("This machine", "vitkit.cli.doctor:command", "What this machine has, lacks and is best at."),
+SECTIONS = {
+    "Get started": {
+        "demo": "Train on built-in images and open the report.",
+    },
+    "Train": {
+        "train": "Train on a folder of images, or run a recipe.",
+        "finetune": "Fine-tune a model on other images.",
+        "suite": "Fine-tune and evaluate models on several datasets.",
+        "recipes": "List the recipes, or print one as TOML.",
+        "data": "Check a dataset and the quality of its labels.",
+    },
+    "Evaluate and predict": {
+        "eval": "Evaluate a model on a dataset.",
+        "predict": "Predict the classes of images.",
+        "fewshot": "Fit classifiers on a few images per class.",
+        "compare": "Compare models, with significance tests.",
+        "inspect": "Report what a model attends to and has learned.",
+    },
+    "Models and weights": {
+        "models": "List the models and their sizes.",
+        "cost": "Count the operations and memory of a model.",
+        "weights": "Describe, convert, adapt and verify weights.",
+    },
+    "Deploy": {
+        "export": "Export a model to ONNX, OpenVINO or another library.",
+        "serve": "Serve models over HTTP, with a web page.",
+        "bench": "Measure the speed and exactness of a model here.",
+    },
+    "System": {
+        "doctor": "Check hardware and installation.",
+        "cache": "Show or clear the cache of kernels and features.",
+    },
 }
-
-DONE, FAILED, USED_WRONGLY, INTERRUPTED = 0, 1, 2, 130
-
-# A group called without a command, from click 8.2 on; click 8.1 prints the help by itself.
-NO_COMMAND_ERROR: type[click.UsageError] | tuple[()] = getattr(click.exceptions, "NoArgsIsHelpError", ())
+"""Summary of each command by section of the help."""
+COMMANDS = {
+    name: CommandEntry(section, f"vitkit.cli.{name}:command", summary)
+    for section, summaries in SECTIONS.items()
+    for name, summary in summaries.items()
+}
 
 
 @dataclass
 class Session:
-    """What options of the whole program decide; every command finds it in its context as `obj`."""
+    """Options of the whole program, available to every command as `context.obj`."""
 
     verbose: bool = False
 
 
 class UnknownCommandError(click.UsageError):
-    """A command that is not in the table, with the nearest that is."""
+    """Command that is not in the table, with the nearest as a hint."""
 
     def __init__(self, name: str, context: click.Context) -> None:
         super().__init__(f"no such command {name!r}", context)
@@ -71,31 +83,31 @@ class UnknownCommandError(click.UsageError):
 
 
 class LazyGroup(click.Group):
-    """A group that knows its commands by the table and imports one only when it is called."""
+    """Group that imports a command only when it is called."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """The names, in the order of the table."""
+        """Return the names in the order of the table."""
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Import the named command, and let it take `-v` too."""
+        """Import a command and add the options of the whole program."""
         if cmd_name not in COMMANDS:
             return None
         module, _, attribute = COMMANDS[cmd_name].target.partition(":")
         command: click.Command = getattr(importlib.import_module(module), attribute)
-        accept_verbose(command)
+        add_global_options(command)
         return command
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find the command that the arguments begin with, or say which was meant."""
+        """Return the command that the arguments name, or raise with a suggestion."""
         if args[0] not in COMMANDS and not ctx.resilient_parsing:
             raise UnknownCommandError(args[0], ctx)
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the table by sections, all names in one column."""
+        """Write the table by sections, with all names in one column."""
         width = max(map(len, COMMANDS))
         for section in dict.fromkeys(entry.section for entry in COMMANDS.values()):
             with formatter.section(section):
@@ -104,120 +116,84 @@ class LazyGroup(click.Group):
                 )
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-        """Complete a name from the table, or one of vitkit's own options."""
+        """Complete a command or an option without importing commands."""
         names = [name for name in COMMANDS if name.startswith(incomplete)]
         options = click.Command.shell_complete(self, ctx, incomplete)
         return [*(CompletionItem(name, help=COMMANDS[name].summary) for name in names), *options]
 
     def invoke(self, ctx: click.Context) -> int:
-        """Run the command. What it returns is no exit code; `Context.exit` is how a command chooses one."""
+        """Run the command. Its return value is ignored: a command sets another exit code with `Context.exit`."""
         super().invoke(ctx)
-        return DONE
+        return 0
 
 
-def accept_verbose(command: click.Command) -> None:
-    """Give a command, and the commands inside it, the option `-v`, unless they have one."""
-    if not any("-v" in parameter.opts for parameter in command.params):
-        command.params.append(
+def add_global_options(command: click.Command) -> None:
+    """Add `-v` and `--log-format` to a command and its subcommands, so that they may stand anywhere."""
+    names = {name for parameter in command.params for name in parameter.opts}
+    if "-v" not in names:
+        command.params += [
             click.Option(
                 ["-v", "--verbose"],
                 is_flag=True,
                 is_eager=True,
                 expose_value=False,
-                callback=_remember_verbose,
-                help="Show the traceback of an error.",
-            )
-        )
+                callback=_set_verbose,
+                help="Print the traceback of an error.",
+            ),
+            click.Option(
+                ["--log-format"],
+                type=click.Choice(["text", "json"]),
+                is_eager=True,
+                expose_value=False,
+                callback=_set_log_format,
+                help="Format of messages on stderr.  [default: text]",
+            ),
+        ]
     if isinstance(command, click.Group):
-        for inner in command.commands.values():
-            accept_verbose(inner)
+        for subcommand in command.commands.values():
+            add_global_options(subcommand)
 
 
-def _remember_verbose(context: click.Context, parameter: click.Parameter, value: bool) -> None:
+def _set_verbose(context: click.Context, parameter: click.Parameter, value: bool) -> None:
     if value:
         context.ensure_object(Session).verbose = True
+
+
+def _set_log_format(context: click.Context, parameter: click.Parameter, value: LogFormat | None) -> None:
+    if value:
+        configure_logging(value)
 
 
 @click.group(
     cls=LazyGroup,
     context_settings={"help_option_names": ["-h", "--help"]},
-    epilog="Run 'vitkit COMMAND --help' to learn more about a command.",
+    epilog="Run 'vitkit COMMAND --help' for the options of a command.",
 )
 @click.version_option(package_name="vitkit", message="%(prog)s %(version)s")
 def vitkit() -> None:
-    """The Vision Transformer of "An Image is Worth 16x16 Words", whole and exact."""
+    """Train, evaluate, inspect and serve Vision Transformers."""
 
 
-accept_verbose(vitkit)
+add_global_options(vitkit)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line and return its exit code: 0 done, 1 failed, 2 used wrongly, 130 interrupted.
+    """Run the command line and return its exit code: 0 success, 1 failure, 2 usage error, 130 Ctrl-C.
+
+    Training commands exit with 75 if they were interrupted and saved.
 
     >>> main(["--version"])  # doctest: +ELLIPSIS
     vitkit ...
     0
     """
     session = Session()
+    configure_logging()
     if isinstance(sys.stdout, io.TextIOWrapper):
-        # A name the terminal cannot show is no reason to fail.
+        # A character that the terminal cannot show must not fail the command.
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
-        # Click ends quietly when the reader of a pipe has left.
+        # click exits quietly when the reader of a pipe has closed it.
         exit_code: int = vitkit.main(arguments, prog_name="vitkit", standalone_mode=False, obj=session)
     except Exception as error:
-        return conclude(error, verbose=session.verbose)
+        return report_error(error, verbose=session.verbose)
     return exit_code
-
-
-def conclude(error: Exception, *, verbose: bool) -> int:
-    """Tell the user about the error on stderr and return the exit code that it calls for.
-
-    >>> conclude(VitkitError("no such file", hint="see vitkit models"), verbose=False)
-    1
-    """
-    if isinstance(error, click.Abort):  # what click makes of KeyboardInterrupt
-        click.echo("interrupted", err=True)
-        return INTERRUPTED
-    if isinstance(error, click.ClickException):
-        return _conclude_usage(error)
-    if verbose:
-        for line in "".join(traceback.format_exception(error)).splitlines():
-            click.echo(safe_text(line), err=True)
-    if isinstance(error, VitkitError):
-        print_error(str(error), hint=error.hint)
-    elif isinstance(error, OSError) and error.strerror:  # a full disk, a folder that is read-only: not ours to foresee
-        place = f"{error.filename}: " if error.filename else ""
-        print_error(f"{place}{error.strerror}", hint="mend this and run the same command again")
-    else:
-        hint = None if verbose else "this is not expected; run it again with -v to see where it happened"
-        print_error(f"{type(error).__name__}: {error}".removesuffix(": "), hint=hint)
-    return FAILED
-
-
-def _conclude_usage(error: click.ClickException) -> int:
-    """Print click's own errors in vitkit's two lines."""
-    if isinstance(error, NO_COMMAND_ERROR):
-        click.echo(error.format_message(), err=True)
-        return USED_WRONGLY
-    message, hint = error.format_message(), getattr(error, "hint", None)
-    if possibilities := getattr(error, "possibilities", None):  # click would put them into the message
-        message, hint = error.message, f"did you mean {' or '.join(possibilities)}?"
-    if hint is None and isinstance(error, click.UsageError) and error.ctx is not None:
-        hint = f"run {error.ctx.command_path} --help"
-    if message[1:2].islower():  # click begins with a capital letter; a name such as B/16 keeps its own
-        message = message[0].lower() + message[1:]
-    print_error(message.removesuffix("."), hint=hint)
-    return error.exit_code
-
-
-def print_error(message: str, *, hint: str | None = None) -> None:
-    """Print one `error:` line and, if there is one, one `hint:` line to stderr.
-
-    >>> print_error("no such file", hint="see vitkit models")
-    """
-    color = False if os.environ.get("NO_COLOR") else None
-    for label, style, text in (("error:", "red", message), ("hint:", "cyan", hint)):
-        if text:
-            line = safe_text(re.sub(r"\s*\n\s*", " ", text.strip()))
-            click.echo(f"{click.style(label, fg=style, bold=True)} {line}", err=True, color=color)

@@ -1,10 +1,10 @@
-"""`vitkit recipes`: a recipe's name goes in, its whole configuration comes out; without a name, the list of them."""
+"""The command `vitkit recipes`."""
 
 from typing import TYPE_CHECKING
 
 import click
 
-from vitkit.cli.output import print_json, result_console
+from vitkit.cli.console import print_json, stdout_console
 
 if TYPE_CHECKING:
     from vitkit.recipes.recipe import Recipe
@@ -12,61 +12,63 @@ if TYPE_CHECKING:
 
 @click.command("recipes")
 @click.argument("name", default="*")
-@click.option("--json", "as_json", is_flag=True, help="Print heads, or one recipe with its configuration, as JSON.")
+@click.option("--json", "as_json", is_flag=True, help="Print the list, or one recipe with its settings, as JSON.")
 def command(name: str, as_json: bool) -> None:
-    """List the recipes, or show the one called NAME as a TOML file that `vitkit train` takes.
+    """List the recipes, or print the one called NAME as a TOML file for `vitkit train`.
 
     \b
     vitkit recipes                       every recipe
-    vitkit recipes 'augreg-b16-*'        those whose names fit a pattern
+    vitkit recipes 'augreg-b16-*'        those whose names match a pattern
     vitkit recipes digits > my.toml      a copy to change; then vitkit train my.toml --out RUN
     """
     from vitkit.core.config import to_mapping
     from vitkit.core.errors import UnknownNameError
-    from vitkit.recipes.table import find, matching
+    from vitkit.recipes.registry import find_recipe, match_recipes
 
     if "*" not in name and "?" not in name:
-        recipe = find(name)
+        recipe = find_recipe(name)
         if as_json:
-            print_json(described(recipe) | {"config": to_mapping(recipe.make())})
+            print_json(describe(recipe) | {"config": to_mapping(recipe.make())})
         else:
             click.echo(recipe.toml(), nl=False)
         return
-    found = matching(name)
-    if not found:
-        raise UnknownNameError(f"no recipe fits {name}", hint="vitkit recipes lists every name; * stands for anything")
+    recipes = match_recipes(name)
+    if not recipes:
+        raise UnknownNameError(
+            f"no recipe matches {name}", hint="vitkit recipes lists every name; * stands for anything"
+        )
     if as_json:
-        print_json([described(recipe) for recipe in found])
+        print_json([describe(recipe) for recipe in recipes])
         return
-    print_table(found, whole=name != "*")
+    print_table(recipes, expand=name != "*")
 
 
-def described(recipe: "Recipe") -> dict[str, object]:
-    """The recipe's head as plain data."""
+def describe(recipe: "Recipe") -> dict[str, object]:
+    """Return the description of a recipe as plain data."""
     keys = ("name", "group", "kind", "summary", "command", "time", "expected")
     return {key: getattr(recipe, key) for key in keys} | {"rates": list(recipe.rates)}
 
 
-def print_table(found: "list[Recipe]", *, whole: bool) -> None:
-    """Print the recipes under the names of their groups; AugReg's many are one line, unless `whole` asks for all."""
+def print_table(recipes: "list[Recipe]", *, expand: bool) -> None:
+    """Print the recipes by group; the many of AugReg are one line unless `expand` is set."""
     from rich.table import Table
 
-    from vitkit.recipes import augreg
+    from vitkit.recipes import paper
     from vitkit.recipes.recipe import slug
 
-    console = result_console()
-    for number, group in enumerate(dict.fromkeys(recipe.group for recipe in found)):
+    console = stdout_console()
+    for number, group in enumerate(dict.fromkeys(recipe.group for recipe in recipes)):
         console.print(f"\n{group}" if number else group, style="bold")
         table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
         table.add_column(style="cyan", no_wrap=True, min_width=22)
         table.add_column(ratio=1)
         table.add_column(ratio=1, style="dim")
-        if group == augreg.GROUP and not whole:
-            models = ", ".join(slug(model) for model in augreg.EXAFLOPS)
+        if group == paper.AUGREG and not expand:
+            models = ", ".join(slug(model) for model in paper.EXAFLOPS)
             table.add_row("  augreg-MODEL-LEVEL", f"on ImageNet, or with -21k on ImageNet-21k. MODEL: {models}")
-            table.add_row("", f"LEVEL: {', '.join(augreg.LEVELS)}", "vitkit recipes 'augreg-*' lists them")
+            table.add_row("", f"LEVEL: {', '.join(paper.LEVELS)}", "vitkit recipes 'augreg-*' lists them")
         else:
-            for recipe in (each for each in found if each.group == group):
+            for recipe in (each for each in recipes if each.group == group):
                 table.add_row(f"  {recipe.name}", recipe.summary, recipe.time)
         console.print(table)
-    console.print("\nvitkit recipes NAME shows the command, the expected result and every setting.", style="dim")
+    console.print("\nvitkit recipes NAME prints the command, the expected result and all settings.", style="dim")

@@ -1,69 +1,104 @@
-"""A configuration that is still to be made goes in; the run is carried out, shown and concluded with an exit code."""
+"""Common parts of the commands that train: a session that can be stopped, and printing of results."""
 
 import os
-from collections.abc import Callable, Mapping
-from pathlib import Path
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import click
 
-from vitkit.cli.machine import prepare_for_training
-from vitkit.cli.output import print_json, print_sections, talk_console
-from vitkit.core.stopping import SAVED_AND_STOPPED, listening
-from vitkit.train.watch import on_the_clock
+from vitkit.cli.console import print_json, print_sections, print_table, stderr_console
+from vitkit.core.environment import prepare_for_training
+from vitkit.core.signals import EXIT_INTERRUPTED, StopFlag, StopRequested, catch_stop_signals
 
 if TYPE_CHECKING:
-    from vitkit.train.config import RunConfig
-    from vitkit.train.run import Result
+    from vitkit.cli.progress import RichProgress
+    from vitkit.training.run import RunResult, Trial
 
 
-def carry_out(make: "Callable[[], RunConfig]", *, out: Path, as_json: bool) -> None:
-    """Run, show progress, print the result; a stop signal, even one that comes while torch loads, saves and leaves."""
-    leads = os.environ.get("RANK", "0") == "0"
-    with listening() as stop:
+def is_main_rank() -> bool:
+    """Return whether this process prints, if torchrun started several."""
+    return os.environ.get("RANK", "0") == "0"
+
+
+@contextmanager
+def training_session() -> "Iterator[tuple[RichProgress, StopFlag]]":
+    """Show progress and handle stop signals, even those that arrive while torch is imported; exit 75 if stopped."""
+    with catch_stop_signals() as stop:
         prepare_for_training()
-        from vitkit.cli.watching import Shown
-        from vitkit.train.run import run
+        from vitkit.cli.progress import RichProgress
 
-        with Shown() as watcher:
-            result = run(make(), out, watcher=watcher, stop=stop)
-    if result.summary is None:
-        if leads:
-            talk_console().print(f"stopped by {stop.signal or 'another rank'}; run the same command again to go on")
-        click.get_current_context().exit(SAVED_AND_STOPPED)
-    if leads:
-        print_result(result, as_json=as_json)
+        try:
+            with RichProgress() as progress:
+                yield progress, stop
+        except StopRequested:
+            if is_main_rank():
+                stderr_console().print(
+                    f"stopped by {stop.signal or 'another rank'}; run the same command again to resume"
+                )
+            click.get_current_context().exit(EXIT_INTERRUPTED)
 
 
-def print_result(result: "Result", *, as_json: bool) -> None:
-    """Print what came of a run."""
+def parse_rates(text: str) -> tuple[float, ...]:
+    """Parse a comma-separated list of learning rates.
+
+    >>> parse_rates("0.001, 3e-3")
+    (0.001, 0.003)
+    """
+    try:
+        rates = tuple(float(rate) for rate in text.split(","))
+    except ValueError:
+        rates = ()
+    if not rates or not all(0 < rate < float("inf") for rate in rates):
+        raise click.BadParameter(
+            f"{text!r} is not a list of positive numbers, such as 0.001,0.003", param_hint="--rates"
+        )
+    return rates
+
+
+def print_result(result: "RunResult", *, as_json: bool) -> None:
+    """Print the result of a run, with the trials of a sweep."""
     summary = result.summary or {}
     if as_json:
-        print_json(summary)
+        trials = {"sweep": [trial._asdict() for trial in result.trials]} if result.trials else {}
+        print_json(summary | trials)
         return
-    folder = result.folder.path
-    judged, ledger = summary.get("result"), summary.get("ledger")
-    rows = [("model", str(summary.get("model")))]
-    if isinstance(judged, Mapping):
-        low, high = judged["intervals"]["top1"]
-        rows += [
-            (
-                "top-1",
-                f"{judged['top1']:.2%} of {judged['count']} {summary.get('judged_on')} images ({low:.1%}–{high:.1%})",
-            ),
-            ("top-5", f"{judged['top5']:.2%}"),
-            ("calibration", f"{judged['ece']:.3f} expected calibration error"),
-        ]
-    validation = summary.get("validation")
-    if not isinstance(judged, Mapping) and isinstance(validation, Mapping):
-        rows.append(("validation", f"loss {validation['val_loss']:.4f}"))
-    if isinstance(ledger, Mapping) and ledger.get("images_per_second"):
-        rows.append(("speed", f"{ledger['images_per_second']:,.0f} images/s, {ledger['utilisation']:.0%} of the peak"))
-    if isinstance(ledger, Mapping) and ledger.get("seconds"):
-        rows.append(("time", f"{on_the_clock(ledger['seconds'])} in its steps"))
-    rows += [("report", str(result.folder.report)), ("weights", str(folder / "model.safetensors"))]
-    title = "Already done, nothing was changed" if result.was_finished else "Done"
-    following = ("judge it on other images", f"vitkit eval {folder} OTHER-FOLDER")
+    if result.trials:
+        print_trials(result.trials)
+    path = result.run_dir.path
+    title = "Already finished, nothing was changed" if result.already_finished else "Finished"
+    files = [("report", str(result.run_dir.report)), ("weights", str(path / "model.safetensors"))]
+    next_step = ("evaluate on other images", f"vitkit eval {path} OTHER-FOLDER")
     if summary.get("classes") == 0:
-        following = ("teach it classes", f"vitkit finetune {folder} LABELLED-FOLDER --out NEW")
-    print_sections({title: rows, "Next": [following]})
+        next_step = ("fine-tune", f"vitkit finetune {path} LABELED-FOLDER --out NEW")
+    print_sections({title: summary_rows(summary) + files, "Next": [next_step]})
+
+
+def summary_rows(summary: Mapping[str, object]) -> list[tuple[str, str]]:
+    """Return the main numbers of a run's summary, with labels."""
+    from vitkit.core.formatting import format_clock
+
+    result, validation, compute = (summary.get(key) for key in ("result", "validation", "compute"))
+    rows = [("model", str(summary.get("model")))]
+    if isinstance(result, Mapping):
+        low, high = result["intervals"]["top1"]
+        images = f"{result['count']} {summary.get('evaluated_on')} images"
+        rows += [
+            ("top-1", f"{result['top1']:.2%} ({low:.1%}–{high:.1%}) on {images}"),
+            ("top-5", f"{result['top5']:.2%}"),
+            ("calibration", f"{result['ece']:.3f} expected calibration error"),
+        ]
+    elif isinstance(validation, Mapping):
+        rows.append(("validation", f"loss {validation['val_loss']:.4f}"))
+    if isinstance(compute, Mapping) and compute.get("images_per_second"):
+        speed = f"{compute['images_per_second']:,.0f} images/s, {compute['utilization']:.0%} of peak"
+        rows += [("speed", speed), ("time", f"{format_clock(compute['seconds'])} of training steps")]
+    return rows
+
+
+def print_trials(trials: "Sequence[Trial]") -> None:
+    """Print the accuracy of each learning rate."""
+    from vitkit.training.run import best_trial
+
+    rows = [(f"{trial.lr:g}", f"{trial.val_top1:.2%}", f"{trial.val_loss:.3f}") for trial in trials]
+    print_table(("lr", "held-out top-1", "held-out loss"), rows, left=(), bold=(trials.index(best_trial(trials)),))

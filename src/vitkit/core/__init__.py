@@ -1,1 +1,1 @@
-"""What every other layer stands on: errors, configuration, the axis legend and the run log."""
+"""Foundations of every other layer: errors, configuration, shapes, atomic files, signals and logs."""

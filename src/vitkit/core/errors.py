@@ -1,4 +1,7 @@
-"""Errors that say what was expected, what came, and what to do; the command line prints them as two lines."""
+"""Exceptions with a message, the expected and actual value, and a hint.
+
+The command line prints them as two lines.
+"""
 
 import math
 from collections.abc import Iterable
@@ -6,11 +9,13 @@ from difflib import get_close_matches
 
 
 class VitkitError(Exception):
-    """A failure the user can act on. Every error vitkit raises on purpose is one of these.
+    """Base class of all errors that vitkit raises on purpose.
 
-    >>> raise VitkitError("the width must be divisible by the heads", expected="a multiple of 12", got=770)
-    Traceback (most recent call last):
-    vitkit.core.errors.VitkitError: the width must be divisible by the heads (expected a multiple of 12, got 770)
+    Its text has two lines: what is wrong, and what to do.
+
+    >>> print(VitkitError("no such file", expected="a run", got="photos", hint="see vitkit models"))
+    no such file (expected a run, got photos)
+    hint: see vitkit models
     """
 
     def __init__(self, message: str, *, expected: object = None, got: object = None, hint: str | None = None) -> None:
@@ -20,76 +25,86 @@ class VitkitError(Exception):
         self.hint = hint
         super().__init__(str(self))
 
+    @property
+    def summary(self) -> str:
+        """The message with the expected and the actual value, in one line without the hint."""
+        values = (("expected", self.expected), ("got", self.got))
+        details = [f"{label} {value}" for label, value in values if value is not None]
+        return f"{self.message} ({', '.join(details)})" if details else self.message
+
     def __str__(self) -> str:
-        comparison = [
-            f"{word} {value}" for word, value in (("expected", self.expected), ("got", self.got)) if value is not None
-        ]
-        return f"{self.message} ({', '.join(comparison)})" if comparison else self.message
+        return f"{self.summary}\nhint: {self.hint}" if self.hint else self.summary
 
 
-class ConfigError(VitkitError):
-    """A configuration that cannot be: an unknown key, a wrong type, sizes that do not fit together."""
+class ConfigError(VitkitError, ValueError):
+    """Invalid configuration: an unknown key, a wrong type, or values that do not fit together."""
 
 
-class InputError(VitkitError):
-    """An image or tensor that the model cannot take."""
+class ArgumentError(ConfigError, TypeError):
+    """Argument that a public function does not have."""
 
 
-class DataError(VitkitError):
-    """A data set that cannot be read, or an image file that is not what it says it is."""
+class InputError(VitkitError, ValueError):
+    """Image or tensor that the model cannot take."""
 
 
-class WeightsError(VitkitError):
-    """Weights or a checkpoint that are damaged, or do not fit the model."""
+class DataError(VitkitError, ValueError):
+    """Dataset that cannot be read, or a damaged image file."""
+
+
+class WeightsError(VitkitError, ValueError):
+    """Weights or a checkpoint that are damaged or do not fit the model."""
 
 
 class TrainingError(VitkitError):
-    """A run that cannot go on, with its last good state saved."""
+    """Run that cannot continue; its last good state is saved."""
 
 
-class UnknownNameError(VitkitError):
-    """A model, recipe or format that does not exist, with the nearest that does."""
+class UnknownNameError(VitkitError, LookupError):
+    """Name of a model, recipe or format that does not exist; the hint suggests the nearest."""
 
 
-def check_share(name: str, share: int | float) -> None:
-    """Refuse a share that leaves nothing, or is less than nothing.
+class MissingDependencyError(VitkitError, ImportError):
+    """Optional library that is not installed; the hint names the extra that installs it."""
 
-    >>> check_share("dropout.dense", 1.5)
-    Traceback (most recent call last):
-    vitkit.core.errors.ConfigError: dropout.dense is not a share (expected 0 ≤ share < 1, got 1.5)
+
+class VitkitWarning(UserWarning):
+    """Warning about something that needs action."""
+
+
+def summarize(error: BaseException) -> str:
+    """Return the text of an error in one line, without its hint.
+
+    >>> summarize(DataError("no images", hint="check the path")), summarize(OSError("disk full"))
+    ('no images', 'disk full')
     """
-    if not 0.0 <= share < 1.0:
-        raise ConfigError(f"{name} is not a share", expected="0 ≤ share < 1", got=share)
+    return error.summary if isinstance(error, VitkitError) else str(error)
+
+
+def check_fraction(name: str, fraction: int | float) -> None:
+    """Raise unless 0 ≤ fraction < 1."""
+    if not 0.0 <= fraction < 1.0:
+        raise ConfigError(f"{name} is not a fraction", expected="0 ≤ fraction < 1", got=fraction)
 
 
 def check_positive(name: str, number: int | float) -> None:
-    """Refuse a number that must be more than zero.
-
-    >>> check_positive("block.norm_eps", 0.0)
-    Traceback (most recent call last):
-    vitkit.core.errors.ConfigError: block.norm_eps must be positive (expected more than 0, got 0.0)
-    """
+    """Raise unless a number is more than zero."""
     if not number > 0:
         raise ConfigError(f"{name} must be positive", expected="more than 0", got=number)
 
 
 def check_not_negative(name: str, number: int | float) -> None:
-    """Refuse a number that must be zero or more, and finite.
-
-    >>> check_not_negative("engine.merge", -1)
-    Traceback (most recent call last):
-    vitkit.core.errors.ConfigError: engine.merge cannot be negative (expected 0 or more, got -1)
-    """
+    """Raise unless a number is finite and at least zero."""
     if not 0 <= number < math.inf:
         raise ConfigError(f"{name} cannot be negative", expected="0 or more", got=number)
 
 
-def did_you_mean(name: str, known: Iterable[str]) -> str | None:
-    """The nearest known name as a hint, or None where nothing is near.
+def did_you_mean(name: str, candidates: Iterable[str]) -> str | None:
+    """Return a hint that suggests the nearest candidate, or None if none is similar.
 
     >>> did_you_mean("B/61", ["B/16", "L/16"])
     'did you mean B/16?'
     """
-    by_lower_case = {candidate.lower(): candidate for candidate in known}
+    by_lower_case = {candidate.lower(): candidate for candidate in candidates}
     nearest = get_close_matches(name.lower(), by_lower_case, n=1, cutoff=0.6)
     return f"did you mean {by_lower_case[nearest[0]]}?" if nearest else None

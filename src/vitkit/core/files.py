@@ -1,49 +1,54 @@
-"""Bytes or a folder of files go in, and appear under their name whole or not at all: written aside, synced, renamed.
+"""Atomic files and directories, bounded reads, locks and checksums.
 
-What is read comes from anywhere, so a pipe is not waited for, and what has no end is not read to it.
+A file or directory is written to a temporary name, synced and renamed, so it appears whole or not at all. Reads refuse
+pipes and devices, which might never end.
 """
 
+import csv
 import errno
 import hashlib
+import io
 import os
 import shutil
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 
 def write_bytes(path: Path | str, content: bytes) -> None:
-    """Write a file that is never seen half-written; what stood there before stays until the new one is whole.
-
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     write_bytes(Path(folder, "labels.json"), b"[]")
-    ...     Path(folder, "labels.json").read_bytes()
-    b'[]'
-    """
-    with written_aside(path) as temporary:
+    """Write a file atomically."""
+    with atomic_write(path) as temporary:
         temporary.write_bytes(content)
 
 
 def write_text(path: Path | str, content: str) -> None:
-    """Write a text in UTF-8 that is never seen half-written; what UTF-8 cannot hold is in it as an escape."""
-    write_bytes(path, as_text(content).encode())
+    """Write text as UTF-8 atomically; lone surrogates, which UTF-8 cannot encode, become escapes."""
+    write_bytes(path, escape_surrogates(content).encode())
 
 
-def as_text(name: str) -> str:
-    r"""A name as a text that any file can hold: where a byte of it was no UTF-8, an escape stands instead.
+def write_csv(path: Path | str, rows: Sequence[Mapping[str, object]], columns: Sequence[str]) -> None:
+    """Write a CSV file with a header atomically. None is an empty cell; undecodable bytes of file names are kept."""
+    text = io.StringIO(newline="")
+    writer = csv.DictWriter(text, columns, restval="")
+    writer.writeheader()
+    writer.writerows(rows)
+    write_bytes(path, text.getvalue().encode(errors="surrogateescape"))
 
-    >>> print(as_text("Z\udcfcrich"))
+
+def escape_surrogates(text: str) -> str:
+    r"""Escape lone surrogates, which stand for bytes of a file name that are not UTF-8.
+
+    >>> print(escape_surrogates("Z\udcfcrich"))
     Z\udcfcrich
     """
-    return name.encode("utf-8", "backslashreplace").decode()
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
-def read_bytes(path: Path | str, *, most: int) -> bytes:
-    """The content of a regular file; an OSError that says so where it is none, or is longer than this.
+def read_bytes(path: Path | str, *, max_bytes: int) -> bytes:
+    """Read a regular file of at most `max_bytes`; raise OSError for any other file.
 
-    >>> read_bytes("/dev/zero", most=1000)
+    >>> read_bytes("/dev/zero", max_bytes=1000)
     Traceback (most recent call last):
     OSError: [Errno 22] not a file but a device: '/dev/zero'
     """
@@ -51,35 +56,24 @@ def read_bytes(path: Path | str, *, most: int) -> bytes:
     with os.fdopen(os.open(path, flags), "rb") as file:
         status = os.fstat(file.fileno())
         if not stat.S_ISREG(status.st_mode):
-            raise OSError(errno.EINVAL, f"not a file but {kind_of_file(status.st_mode)}", str(path))
-        if status.st_size > most:
-            raise OSError(errno.EFBIG, f"too many bytes (expected at most {most:,}, got {status.st_size:,})", str(path))
-        return file.read(most)
+            raise OSError(errno.EINVAL, f"not a file but {describe_file_type(status.st_mode)}", str(path))
+        if status.st_size > max_bytes:
+            message = f"too many bytes (expected at most {max_bytes:,}, got {status.st_size:,})"
+            raise OSError(errno.EFBIG, message, str(path))
+        return file.read(max_bytes)
 
 
-def kind_of_file(mode: int) -> str:
-    """What a path that is no file is, by its mode.
-
-    >>> kind_of_file(Path("/dev/zero").stat().st_mode)
-    'a device'
-    """
-    names = ((stat.S_ISDIR, "a folder"), (stat.S_ISFIFO, "a pipe"), (stat.S_ISSOCK, "a socket"))
+def describe_file_type(mode: int) -> str:
+    """Name the type of a path that is not a regular file, by its mode."""
+    names = ((stat.S_ISDIR, "a directory"), (stat.S_ISFIFO, "a pipe"), (stat.S_ISSOCK, "a socket"))
     return next((name for test, name in names if test(mode)), "a device")
 
 
 @contextmanager
-def written_aside(path: Path | str) -> Iterator[Path]:
-    """A path to write a file to; it gets its own name at the end of the block, if there was no error, or never was.
-
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     with written_aside(Path(folder, "large")) as aside, aside.open("wb") as file:
-    ...         count = file.write(b"piece by piece")
-    ...     [path.name for path in Path(folder).iterdir()]
-    ['large']
-    """
+def atomic_write(path: Path | str) -> Iterator[Path]:
+    """Yield a temporary path that replaces `path` at the end of the block; after an error `path` is unchanged."""
     path = Path(path)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary = _temporary_path(path)
     try:
         yield temporary
         sync_file(temporary)
@@ -87,62 +81,51 @@ def written_aside(path: Path | str) -> Iterator[Path]:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
-    sync_folder(path.parent)
+    sync_directory(path.parent)
+
+
+def _temporary_path(path: Path) -> Path:
+    return path.with_name(f".{path.name}.{os.getpid()}.tmp")
 
 
 @contextmanager
-def one_at_a_time(path: Path | str) -> Iterator[None]:
-    """Let no two processes of a machine be in the block at once for the same path; the later one waits.
+def file_lock(path: Path | str) -> Iterator[None]:
+    """Hold an exclusive lock for `path` among the processes of this machine; wait until it is free.
 
-    The lock ends with its process, however that ends. Where the system has no such locks, nothing is waited for.
-
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as folder, one_at_a_time(Path(folder, "features")):
-    ...     [path.name for path in Path(folder).iterdir()]
-    ['.features.lock']
+    The operating system releases the lock when the process ends, however it ends.
     """
+    from filelock import FileLock  # noqa: PLC0415  `vitkit --help` does not need it
+
     path = Path(path)
-    try:
-        import fcntl  # noqa: PLC0415  not on every system
-    except ImportError:  # pragma: no cover
-        yield
-        return
-    with path.with_name(f".{path.name}.lock").open("wb") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+    with FileLock(path.with_name(f".{path.name}.lock")):
         yield
 
 
-def commit_folder(path: Path | str, fill: Callable[[Path], None]) -> None:
-    """Let `fill` write files into a folder aside, and give the folder its name once all of them are on the disk.
+def commit_directory(path: Path | str, fill: Callable[[Path], None]) -> None:
+    """Let `fill` write files into a temporary directory, sync them, and rename the directory to `path`.
 
-    A folder of that name that is already there is an error: committed folders do not change.
-
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as parent:
-    ...     commit_folder(Path(parent, "step-5"), lambda folder: write_bytes(folder / "a", b"1"))
-    ...     [file.name for file in Path(parent, "step-5").iterdir()]
-    ['a']
+    An existing directory is an error: committed directories do not change.
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary = _temporary_path(path)
     shutil.rmtree(temporary, ignore_errors=True)
     try:
         temporary.mkdir()
         fill(temporary)
         for file in temporary.iterdir():
             sync_file(file)
-        sync_folder(temporary)
+        sync_directory(temporary)
         temporary.rename(path)
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
-    sync_folder(path.parent)
+    sync_directory(path.parent)
 
 
-def remove_leftovers(folder: Path | str) -> None:
-    """Remove what a killed process was writing aside in this folder."""
-    for leftover in Path(folder).glob(".*.tmp"):
+def remove_temporary_files(directory: Path | str) -> None:
+    """Remove the temporary files and directories that a killed process left in a directory."""
+    for leftover in Path(directory).glob(".*.tmp"):
         if leftover.is_dir():
             shutil.rmtree(leftover, ignore_errors=True)
         else:
@@ -150,16 +133,16 @@ def remove_leftovers(folder: Path | str) -> None:
 
 
 def sync_file(path: Path) -> None:
-    """Wait until the file's content is on the disk."""
+    """Wait until the content of a file is on the disk."""
     with path.open("rb") as file:
         os.fsync(file.fileno())
 
 
-def sync_folder(path: Path) -> None:
-    """Wait until the folder's list of names is on the disk, where the system can do that."""
+def sync_directory(path: Path) -> None:
+    """Wait until the entries of a directory are on the disk, if the system supports it."""
     try:
         descriptor = os.open(path, os.O_RDONLY)
-    except OSError:  # Windows cannot open a folder, and keeps its names in order by itself
+    except OSError:  # Windows cannot open a directory, and does not need to
         return
     try:
         os.fsync(descriptor)
@@ -168,16 +151,9 @@ def sync_folder(path: Path) -> None:
 
 
 def sha256(path: Path | str) -> str:
-    """The SHA-256 of a file's content, in hexadecimal.
-
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     write_bytes(Path(folder, "empty"), b"")
-    ...     sha256(Path(folder, "empty"))[:12]
-    'e3b0c44298fc'
-    """
+    """Compute the SHA-256 of a file in hexadecimal."""
     path = Path(path)
-    if not path.is_file():  # a pipe would wait for ever
+    if not path.is_file():  # reading a pipe would block
         raise FileNotFoundError(errno.ENOENT, "not a file", str(path))
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,1 +1,1 @@
-"""Images on their way to the model: decode, sources, transforms, augment, loader; fractals where there are none."""
+"""Datasets and their way to the model: layouts, decoding, preprocessing, augmentation and loaders."""

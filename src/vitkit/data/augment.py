@@ -1,199 +1,125 @@
-"""A picture and random numbers go in, the pixels of one training example come out.
+"""Augmentation of single images.
 
-    picture ─ crop and resize ─ flip ─ colour jitter ─ RandAugment ─→ C × H × W ─ erasing ─→ pixels
+    image ─ crop and resize ─ flip ─ color jitter ─ RandAugment ─→ C × H × W ─ erasing ─→ pixels
 
-All that is random comes from the generator that is passed in. Mixup and cutmix need a batch, and are in `mixing`.
+All random numbers come from the generator that is passed in. Mixup and cutmix work on batches: see `mixup`.
 """
 
 import math
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, ImageEnhance
+from PIL import Image, ImageDraw, ImageEnhance, ImageOps
 
-from vitkit.core.errors import ConfigError, UnknownNameError, check_not_negative, did_you_mean
-from vitkit.core.shapes import pair
-from vitkit.data.geometry import crop, crop_resize, flip, planes, sampled
-from vitkit.data.randaugment import check_magnitude, randaugment
-from vitkit.data.source import Picture
-from vitkit.data.transforms import Preprocessing, check_channels
+from vitkit.core.sizes import pair
+from vitkit.data.config import AugmentConfig, check_augment, check_magnitude
+from vitkit.data.dataset import DecodedImage
+from vitkit.data.preprocessing import (
+    Preprocessing,
+    check_channels,
+    crop,
+    crop_resize,
+    flip_horizontal,
+    get_size,
+    resize_bilinear,
+    to_chw,
+)
 
-_CROP_ATTEMPTS = 100  # TensorFlow's default, which the released code leaves as it is
+_CROP_ATTEMPTS = 100  # TensorFlow's default, which the released code uses
 _ERASING_ATTEMPTS = 10
 _ERASED_AREA = (0.02, 0.33)
 _ERASED_ASPECT = (0.3, 3.3)
 _REDUCING_GAP = 2.0
 
 
-@dataclass(frozen=True, kw_only=True)
-class AugmentConfig:
-    """What training does to a picture; the defaults are the paper's.
-
-    `crop` is "inception" (a random part: `crop_area` of the area, width to height within `crop_aspect`), "pad" (the
-    whole, squashed, and moved by up to `pad` pixels over black: the usual for CIFAR) or "none" (as in evaluation).
-    `colour_jitter` is how far brightness, contrast and saturation each go from 1; `erasing` is a probability;
-    `mixup` and `cutmix` are the α of their Beta(α, α), and where both are set each batch has one of them.
-    """
-
-    crop: Literal["inception", "pad", "none"] = "inception"
-    crop_area: tuple[float, float] = (0.05, 1.0)
-    crop_aspect: tuple[float, float] = (3 / 4, 4 / 3)
-    pad: int = 4
-    flip: bool = True
-    randaugment_layers: int = 0
-    randaugment_magnitude: int = 0
-    colour_jitter: float = 0.0
-    erasing: float = 0.0
-    mixup: float = 0.0
-    cutmix: float = 0.0
-
-    def __post_init__(self) -> None:
-        least, most = self.crop_area
-        if not 0.0 < least <= most <= 1.0:
-            raise ConfigError("augment.crop_area is not a range of shares", expected="0 < a ≤ b ≤ 1", got=[least, most])
-        narrow, wide = self.crop_aspect
-        if not 0.0 < narrow <= wide < math.inf:
-            raise ConfigError("augment.crop_aspect is not a range", expected="0 < a ≤ b", got=[narrow, wide])
-        check_magnitude(self.randaugment_magnitude)
-        for name in ("pad", "randaugment_layers", "colour_jitter", "erasing", "mixup", "cutmix"):
-            check_not_negative(f"augment.{name}", getattr(self, name))
-        if self.erasing > 1:
-            raise ConfigError("augment.erasing is not a probability", expected="0…1", got=self.erasing)
-
-
-def check_augment(augment: AugmentConfig, *, channels: int) -> None:
-    """Refuse operations on colours where there are other than one or three channels.
-
-    >>> check_augment(AugmentConfig(colour_jitter=0.4), channels=4)
-    Traceback (most recent call last):
-    vitkit.core.errors.ConfigError: colour_jitter works on grey or RGB images alone (expected 1 or 3 channels, got 4)
-    """
-    if channels in (1, 3):
-        return
-    for name in ("colour_jitter", "randaugment_layers"):
-        if getattr(augment, name) > 0:
-            raise ConfigError(
-                f"{name} works on grey or RGB images alone",
-                expected="1 or 3 channels",
-                got=channels,
-                hint=f"set {name} to 0; crops, flips, erasing, mixup and cutmix take any channels",
-            )
-
-
-_MIXUP_AND_RANDAUGMENT: dict[str, tuple[float, tuple[int, int]]] = {
-    "none": (0.0, (0, 0)),
-    "light1": (0.0, (2, 0)),
-    "light2": (0.2, (2, 10)),
-    "medium1": (0.2, (2, 15)),
-    "medium2": (0.5, (2, 15)),
-    "strong1": (0.5, (2, 20)),
-    "strong2": (0.8, (2, 20)),
-}
-
-
-def augreg(level: str) -> AugmentConfig:
-    """One of the seven levels of "How to train your ViT?": mixup and RandAugment on the paper's crop and flip.
-
-    >>> augreg("medium1").mixup, augreg("medium1").randaugment_magnitude
-    (0.2, 15)
-    """
-    if level not in _MIXUP_AND_RANDAUGMENT:
-        hint = did_you_mean(level, _MIXUP_AND_RANDAUGMENT) or f"known levels: {', '.join(_MIXUP_AND_RANDAUGMENT)}"
-        raise UnknownNameError(f"AugReg has no level {level!r}", hint=hint)
-    mixup, (layers, magnitude) = _MIXUP_AND_RANDAUGMENT[level]
-    return AugmentConfig(mixup=mixup, randaugment_layers=layers, randaugment_magnitude=magnitude)
-
-
-def train_pixels(
-    picture: Picture, *, preprocessing: Preprocessing, augment: AugmentConfig, rng: np.random.Generator
+def augment_image(
+    image: DecodedImage, *, preprocessing: Preprocessing, augment: AugmentConfig, rng: np.random.Generator
 ) -> NDArray[np.uint8]:
-    """One training example of the picture, C × H × W.
+    """Return the pixels, C × H × W, of one randomly augmented training example.
 
-    >>> picture = Image.new("RGB", (50, 40))
+    >>> image = Image.new("RGB", (50, 40))
     >>> rng = np.random.default_rng((0, 1, 2))
-    >>> train_pixels(picture, preprocessing=Preprocessing(image_size=32), augment=AugmentConfig(), rng=rng).shape
+    >>> augment_image(image, preprocessing=Preprocessing(image_size=32), augment=AugmentConfig(), rng=rng).shape
     (3, 32, 32)
     """
-    check_channels(picture, channels=preprocessing.channels)
-    picture = _framed(picture, preprocessing, augment, rng)
+    check_channels(image, channels=preprocessing.channels)
+    image = _random_crop(image, preprocessing, augment, rng)
     if augment.flip and rng.random() < 0.5:
-        picture = flip(picture)
-    if isinstance(picture, Image.Image):
-        if augment.colour_jitter > 0:
-            picture = _jittered(picture, augment.colour_jitter, rng)
+        image = flip_horizontal(image)
+    if isinstance(image, Image.Image):
+        if augment.color_jitter > 0:
+            image = _jitter_colors(image, augment.color_jitter, rng)
         if augment.randaugment_layers > 0:
             layers, magnitude = augment.randaugment_layers, augment.randaugment_magnitude
-            picture = randaugment(picture, layers=layers, magnitude=magnitude, rng=rng)
+            image = randaugment(image, layers=layers, magnitude=magnitude, rng=rng)
     else:
         check_augment(augment, channels=preprocessing.channels)
-    pixels = planes(picture)
+    pixels = to_chw(image)
     if augment.erasing > 0 and rng.random() < augment.erasing:
         _erase(pixels, rng)
     return pixels
 
 
 def inception_crop(
-    sides: tuple[int, int], *, area: tuple[float, float], aspect: tuple[float, float], rng: np.random.Generator
+    size: tuple[int, int], *, area: tuple[float, float], aspect: tuple[float, float], rng: np.random.Generator
 ) -> tuple[int, int, int, int]:
-    """The box (left, top, right, bottom) of a random part of a picture with the sides (height, width).
+    """Draw the box (left, top, right, bottom) of a random crop of an image of size (height, width).
 
-    Drawn as TensorFlow's `sample_distorted_bounding_box` does, which the released code calls: an even aspect (width
-    to height), then an even height among those that keep the area in its range and the box in the picture, then
-    an even place. After 100 draws that fit nowhere (a strip has no part of such a shape) it is the whole picture.
-
-    >>> inception_crop((10, 500), area=(0.5, 1.0), aspect=(0.75, 1.25), rng=np.random.default_rng(0))
-    (0, 0, 500, 10)
+    Equal to TensorFlow's `sample_distorted_bounding_box`, which the released code calls: a uniform aspect (width /
+    height), a uniform height among those that keep the area in its range and the box in the image, and a uniform
+    position. After 100 draws that do not fit, as for a strip, it is the whole image.
     """
-    whole_height, whole_width = sides
-    least, most = (share * whole_height * whole_width for share in area)
+    image_height, image_width = size
+    min_area, max_area = (fraction * image_height * image_width for fraction in area)
     for _ in range(_CROP_ATTEMPTS):
         ratio = aspect[0] + (aspect[1] - aspect[0]) * rng.random()
-        widest = whole_width + 0.4999999  # which still rounds to the whole width
-        highest = min(round(math.sqrt(most / ratio)), int(widest / ratio), whole_height)
-        lowest = min(round(math.sqrt(least / ratio)), highest)
-        height = lowest + int(rng.random() * (highest - lowest + 1))
+        max_width = image_width + 0.4999999  # still rounds to the image width
+        max_height = min(round(math.sqrt(max_area / ratio)), int(max_width / ratio), image_height)
+        min_height = min(round(math.sqrt(min_area / ratio)), max_height)
+        height = min_height + int(rng.random() * (max_height - min_height + 1))
         width = round(height * ratio)
         # Rounding may have left the range by a row.
-        if height * width < least:
+        if height * width < min_area:
             height += 1
-        elif height * width > most:
+        elif height * width > max_area:
             height -= 1
         width = round(height * ratio)
-        if 0 < height <= whole_height and 0 < width <= whole_width and least <= height * width <= most:
-            left = int(rng.random() * (whole_width - width + 1))
-            top = int(rng.random() * (whole_height - height + 1))
+        if 0 < height <= image_height and 0 < width <= image_width and min_area <= height * width <= max_area:
+            left = int(rng.random() * (image_width - width + 1))
+            top = int(rng.random() * (image_height - height + 1))
             return left, top, left + width, top + height
-    return 0, 0, whole_width, whole_height
+    return 0, 0, image_width, image_height
 
 
-def _framed(
-    picture: Picture, preprocessing: Preprocessing, augment: AugmentConfig, rng: np.random.Generator
-) -> Picture:
-    """The part of the picture that this example shows, at image_size."""
+def _random_crop(
+    image: DecodedImage, preprocessing: Preprocessing, augment: AugmentConfig, rng: np.random.Generator
+) -> DecodedImage:
+    """Crop as configured, and resize to image_size."""
     if augment.crop == "none":
-        return preprocessing.framed(picture) if preprocessing.antialias else _picture(preprocessing.pixels(picture))
-    sides = (picture.height, picture.width) if isinstance(picture, Image.Image) else picture.shape[:2]
+        if preprocessing.antialias:
+            return preprocessing.resize_and_crop(image)
+        return _from_chw(preprocessing.to_pixels(image))
+    image_height, image_width = get_size(image)
     if augment.crop == "inception":
-        box = inception_crop(sides, area=augment.crop_area, aspect=augment.crop_aspect, rng=rng)
-        return _part(picture, box, preprocessing)
+        size = (image_height, image_width)
+        box = inception_crop(size, area=augment.crop_area, aspect=augment.crop_aspect, rng=rng)
+        return _crop_resize(image, box, preprocessing)
     height, width = pair(preprocessing.image_size)
-    across, down = (int(rng.random() * (2 * augment.pad + 1)) - augment.pad for _ in range(2))
-    whole = _part(picture, (0, 0, sides[1], sides[0]), preprocessing)
-    return crop(whole, box=(across, down, across + width, down + height))
+    left, top = (int(rng.random() * (2 * augment.pad + 1)) - augment.pad for _ in range(2))
+    squashed = _crop_resize(image, (0, 0, image_width, image_height), preprocessing)
+    return crop(squashed, box=(left, top, left + width, top + height))
 
 
-def _part(picture: Picture, box: tuple[int, int, int, int], preprocessing: Preprocessing) -> Picture:
-    """The part of the picture in the box, at image_size."""
-    size = pair(preprocessing.image_size)
+def _crop_resize(image: DecodedImage, box: tuple[int, int, int, int], preprocessing: Preprocessing) -> DecodedImage:
+    size, interpolation = pair(preprocessing.image_size), preprocessing.interpolation
     if preprocessing.antialias:
-        return crop_resize(picture, box=box, size=size, resampling=preprocessing.filter, reducing_gap=_REDUCING_GAP)
-    return _picture(sampled(planes(crop(picture, box=box)), size))
+        return crop_resize(image, box=box, size=size, interpolation=interpolation, reducing_gap=_REDUCING_GAP)
+    return _from_chw(resize_bilinear(to_chw(crop(image, box=box)), size))
 
 
-def _picture(pixels: NDArray[np.uint8] | NDArray[np.float32]) -> Picture:
-    """C × H × W pixels as a picture, rounded."""
+def _from_chw(pixels: NDArray[np.uint8] | NDArray[np.float32]) -> DecodedImage:
+    """Return C × H × W pixels as an image, rounded."""
     array = np.ascontiguousarray(np.moveaxis(np.rint(pixels).astype(np.uint8), 0, 2))
     match array.shape[2]:
         case 1:
@@ -204,25 +130,135 @@ def _picture(pixels: NDArray[np.uint8] | NDArray[np.float32]) -> Picture:
             return array
 
 
-def _jittered(picture: Image.Image, jitter: float, rng: np.random.Generator) -> Image.Image:
-    """The picture with brightness, contrast and saturation each times 1 ± jitter, in random order."""
+def _jitter_colors(image: Image.Image, jitter: float, rng: np.random.Generator) -> Image.Image:
+    """Multiply brightness, contrast and saturation by 1 ± jitter, in random order."""
     enhancers = (ImageEnhance.Brightness, ImageEnhance.Contrast, ImageEnhance.Color)
     factors = rng.uniform(max(0.0, 1.0 - jitter), 1.0 + jitter, size=3).tolist()
     for choice in rng.permutation(3).tolist():
-        picture = enhancers[choice](picture).enhance(factors[choice])
-    return picture
+        image = enhancers[choice](image).enhance(factors[choice])
+    return image
 
 
 def _erase(pixels: NDArray[np.uint8], rng: np.random.Generator) -> None:
-    """Put noise in place of a box of 2–33 % of the area, in the array itself; nothing where ten boxes do not fit."""
-    channels, whole_height, whole_width = pixels.shape
+    """Replace a box of 2–33 % of the area by noise, in place; do nothing if ten boxes do not fit."""
+    channels, image_height, image_width = pixels.shape
     for _ in range(_ERASING_ATTEMPTS):
-        area = rng.uniform(*_ERASED_AREA) * whole_height * whole_width
+        area = rng.uniform(*_ERASED_AREA) * image_height * image_width
         aspect = math.exp(rng.uniform(math.log(_ERASED_ASPECT[0]), math.log(_ERASED_ASPECT[1])))
         height, width = round(math.sqrt(area * aspect)), round(math.sqrt(area / aspect))
-        if 0 < height < whole_height and 0 < width < whole_width:
-            top = int(rng.integers(whole_height - height + 1))
-            left = int(rng.integers(whole_width - width + 1))
+        if 0 < height < image_height and 0 < width < image_width:
+            top = int(rng.integers(image_height - height + 1))
+            left = int(rng.integers(image_width - width + 1))
             noise = rng.integers(0, 256, size=(channels, height, width), dtype=np.uint8)
             pixels[:, top : top + height, left : left + width] = noise
             return
+
+
+# RandAugment
+
+Operation = Callable[[Image.Image, int, np.random.Generator], Image.Image]
+_GRAY = 128
+_REFERENCE_SIZE = 224
+
+
+def randaugment(image: Image.Image, *, layers: int, magnitude: int, rng: np.random.Generator) -> Image.Image:
+    """Apply `layers` random operations to an image of mode L or RGB.
+
+    Operations and scale are those of Google's code, to which AugReg's (2, 15) and others refer: each operation is drawn
+    uniformly, all have the same magnitude, and none has a probability of its own. Magnitudes are 0 to 30, although the
+    formulas are scaled to 10:
+
+    | operation | argument at magnitude M | identity at |
+    |---|---|---|
+    | AutoContrast, Equalize, Invert | none | never |
+    | Rotate | ± 3 M degrees | 0 |
+    | ShearX, ShearY | ± 0.03 M | 0 |
+    | TranslateX, TranslateY | ± 10 M pixels of 224 | 0 |
+    | Cutout | a gray square of half-side 4 M pixels of 224 | 0 |
+    | Color, Contrast, Brightness, Sharpness | factor 0.1 + 0.18 M | 5 |
+    | Posterize | keeps floor(0.4 M) bits, at least 1 | 20 and more |
+    | Solarize | inverts from floor(25.6 M) | 10 and more |
+    | SolarizeAdd | adds 11 M to values below 128 | 0 |
+
+    Magnitude 0 is therefore not the identity, and a larger magnitude is not a larger change in every operation.
+    Google's distances are pixels of 224; here they scale with the image.
+    """
+    check_magnitude(magnitude)
+    operations = list(OPERATIONS.values())
+    for choice in rng.integers(len(operations), size=layers).tolist():
+        image = operations[choice](image, magnitude, rng)
+    return image
+
+
+def _random_sign(number: float, rng: np.random.Generator) -> float:
+    return number if rng.random() < 0.5 else -number
+
+
+def _rotate(image: Image.Image, magnitude: int, rng: np.random.Generator) -> Image.Image:
+    gray = (_GRAY,) * len(image.getbands())
+    return image.rotate(_random_sign(3.0 * magnitude, rng), Image.Resampling.NEAREST, fillcolor=gray)
+
+
+def _transform(*, position: int, argument: Callable[[Image.Image, int], float]) -> Operation:
+    """Create an affine operation whose matrix differs from the identity at one position by ± the argument.
+
+    Pixels are nearest ones, as in Google's code, and gray outside of the image.
+    """
+
+    def apply(image: Image.Image, magnitude: int, rng: np.random.Generator) -> Image.Image:
+        matrix = [1.0, 0.0, 0.0, 0.0, 1.0, 0.0]
+        matrix[position] = _random_sign(argument(image, magnitude), rng)
+        gray = (_GRAY,) * len(image.getbands())
+        return image.transform(image.size, Image.Transform.AFFINE, matrix, Image.Resampling.NEAREST, fillcolor=gray)
+
+    return apply
+
+
+def _cutout(image: Image.Image, magnitude: int, rng: np.random.Generator) -> Image.Image:
+    half = int(4 * magnitude * min(image.size) / _REFERENCE_SIZE)
+    x, y = int(rng.integers(image.width)), int(rng.integers(image.height))
+    if half == 0:
+        return image
+    cut = image.copy()
+    box = (x - half, y - half, x + half - 1, y + half - 1)
+    ImageDraw.Draw(cut).rectangle(box, fill=(_GRAY,) * len(image.getbands()))
+    return cut
+
+
+def _posterize(image: Image.Image, magnitude: int, _: np.random.Generator) -> Image.Image:
+    # TensorFlow shifts by 0 to 7 bits, so that one bit always remains.
+    return ImageOps.posterize(image, min(max(4 * magnitude // 10, 1), 8))
+
+
+def _solarize_add(image: Image.Image, magnitude: int, _: np.random.Generator) -> Image.Image:
+    table = [min(level + 11 * magnitude, 255) if level < 128 else level for level in range(256)]
+    return image.point(table * len(image.getbands()))
+
+
+def _factor(magnitude: int) -> float:
+    return magnitude / 10 * 1.8 + 0.1
+
+
+OPERATIONS: dict[str, Operation] = {
+    "AutoContrast": lambda image, _, __: ImageOps.autocontrast(image),
+    "Equalize": lambda image, _, __: ImageOps.equalize(image),
+    "Invert": lambda image, _, __: ImageOps.invert(image),
+    "Rotate": _rotate,
+    "Posterize": _posterize,
+    "Solarize": lambda image, magnitude, _: ImageOps.solarize(image, int(25.6 * magnitude)),
+    "Color": lambda image, magnitude, _: ImageEnhance.Color(image).enhance(_factor(magnitude)),
+    "Contrast": lambda image, magnitude, _: ImageEnhance.Contrast(image).enhance(_factor(magnitude)),
+    "Brightness": lambda image, magnitude, _: ImageEnhance.Brightness(image).enhance(_factor(magnitude)),
+    "Sharpness": lambda image, magnitude, _: ImageEnhance.Sharpness(image).enhance(_factor(magnitude)),
+    "ShearX": _transform(position=1, argument=lambda _, magnitude: 0.03 * magnitude),
+    "ShearY": _transform(position=3, argument=lambda _, magnitude: 0.03 * magnitude),
+    "TranslateX": _transform(
+        position=2, argument=lambda image, magnitude: 10.0 * magnitude * image.width / _REFERENCE_SIZE
+    ),
+    "TranslateY": _transform(
+        position=5, argument=lambda image, magnitude: 10.0 * magnitude * image.height / _REFERENCE_SIZE
+    ),
+    "Cutout": _cutout,
+    "SolarizeAdd": _solarize_add,
+}
+"""Operations by Google's names, in Google's order."""

@@ -1,9 +1,9 @@
-"""A source and a position in its endless stream of epochs go in, batches of pixels and labels come out.
+"""Deterministic data loaders.
 
-What a batch holds is a pure function of (seed, epoch, position) and of nothing else: not of the number of worker
-processes, of ranks, or of earlier batches. So a run resumes from three integers, in the middle of an epoch, exactly.
+The content of a batch is a pure function of (seed, epoch, position). It does not depend on the number of worker
+processes or ranks, nor on earlier batches. A run therefore resumes exactly from three integers, even mid-epoch.
 
-    order(seed, epoch) → the global batch at a position → this rank's slice → pixels, each by its own random numbers
+    epoch_permutation(seed, epoch) → global batch at a position → slice of this rank → pixels, augmented per image
 """
 
 import atexit
@@ -14,183 +14,222 @@ import time
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch.utils.data import DataLoader, Dataset, Sampler
+from torch.utils.data import DataLoader
+from torch.utils.data import Dataset as TorchDataset
 
-from vitkit.core.errors import ConfigError, DataError
-from vitkit.core.shapes import Int, Tensor, pair
-from vitkit.data.augment import AugmentConfig, train_pixels
-from vitkit.data.decode import DEFAULT_GATE, Gate, decode
-from vitkit.data.source import Source
-from vitkit.data.transforms import Preprocessing
+from vitkit.core.errors import ConfigError, DataError, summarize
+from vitkit.core.shapes import Float, Int, Tensor
+from vitkit.core.sizes import pair
+from vitkit.data.augment import augment_image
+from vitkit.data.config import AugmentConfig
+from vitkit.data.dataset import ImageSource
+from vitkit.data.decode import decode
+from vitkit.data.preprocessing import Preprocessing, crop, get_size
+from vitkit.data.stored_targets import StoredTargets
 
-Key = tuple[int, int]
+SampleKey = tuple[int, int]
 """(epoch, index): one appearance of an image."""
 CPU = torch.device("cpu")
 _NICENESS = 10
 
 
-class Position(NamedTuple):
-    """Where in its stream a run stands: the whole state of a loader."""
-
-    seed: int
-    epoch: int
-    position: int
-
-    def after(self, images: int, *, size: int) -> "Position":
-        """The position this many images later, in epochs of `size` images.
-
-        >>> Position(0, 0, 90).after(20, size=100)
-        Position(seed=0, epoch=1, position=10)
-        """
-        epochs, position = divmod(self.position + images, size)
-        return Position(self.seed, self.epoch + epochs, position)
-
-
-class Batch(NamedTuple):
-    """Images as they leave the transform, 0 to 255, and their labels."""
+class ImageBatch(NamedTuple):
+    """Pixels as they leave the transform, 0 to 255, and their labels."""
 
     pixels: Tensor
     labels: Int[Tensor, " B"]
+    features: Float[Tensor, "B F"] | None = None
+    """A teacher's features of each image, if the objective has stored targets."""
 
 
-class Failure(NamedTuple):
-    """Why an image could not be had; returned, because an exception would lose its form between processes."""
+class LoadFailure(NamedTuple):
+    """An image that could not be loaded; returned, because exceptions of workers lose their type."""
 
     name: str
     reason: str
 
 
-def order(seed: int, epoch: int, *, size: int) -> NDArray[np.int64]:
-    """The order of the images in an epoch: a permutation, the same on every machine.
-
-    >>> order(0, 0, size=5).tolist() == order(0, 0, size=5).tolist() != order(0, 1, size=5).tolist()
-    True
-    """
-    return random_numbers(seed, epoch, 0).permutation(size)
+# Samplers
 
 
-def random_numbers(seed: int, epoch: int, use: int) -> np.random.Generator:
-    """The random numbers of one use in one epoch: 0 is the order, and image i has i + 1, so that no two share any."""
-    return np.random.Generator(np.random.Philox(key=[seed, (epoch << 40) + use]))
+class SamplerState(NamedTuple):
+    """Position in the endless stream of epochs: the whole state of a loader."""
+
+    seed: int
+    epoch: int
+    position: int
+
+    def advance(self, images: int, *, size: int) -> "SamplerState":
+        """Return the state after this many images, in epochs of `size` images."""
+        epochs, position = divmod(self.position + images, size)
+        return SamplerState(self.seed, self.epoch + epochs, position)
+
+
+def epoch_permutation(seed: int, epoch: int, *, size: int) -> NDArray[np.int64]:
+    """Return the order of the images in an epoch, the same on every machine."""
+    return make_rng(seed, epoch, 0).permutation(size)
+
+
+def make_rng(seed: int, epoch: int, stream: int) -> np.random.Generator:
+    """Create the generator of one stream of an epoch: stream 0 is the order, image i has stream i + 1."""
+    return np.random.Generator(np.random.Philox(key=[seed, (epoch << 40) + stream]))
 
 
 @dataclass(frozen=True, kw_only=True)
-class Share:
-    """This rank's part of every global batch: an equal slice of it, in micro-batches one after the other."""
+class BatchShard:
+    """This rank's slice of every global batch, in `accumulate` consecutive micro-batches."""
 
     batch_size: int
     rank: int = 0
-    ranks: int = 1
+    world_size: int = 1
     accumulate: int = 1
 
     def __post_init__(self) -> None:
-        parts = self.ranks * self.accumulate
+        parts = self.world_size * self.accumulate
         if self.batch_size < 1 or self.batch_size % parts:
             raise ConfigError(
-                "the batch cannot be shared out equally",
-                expected=f"a multiple of {parts}: {self.ranks} ranks × {self.accumulate} accumulation steps",
+                "the batch cannot be divided equally",
+                expected=f"a multiple of {parts}: {self.world_size} ranks × {self.accumulate} accumulation steps",
                 got=self.batch_size,
                 hint="change schedule.batch_size or schedule.accumulate",
             )
 
     @property
     def micro_batch(self) -> int:
-        """Images in one pass through the model."""
-        return self.batch_size // (self.ranks * self.accumulate)
+        """Number of images per forward pass."""
+        return self.batch_size // (self.world_size * self.accumulate)
 
     def slices(self) -> Iterator[slice]:
-        """This rank's micro-batches inside the global batch."""
+        """Yield the micro-batches of this rank as slices of the global batch."""
         first = self.rank * self.accumulate
         for number in range(first, first + self.accumulate):
             yield slice(number * self.micro_batch, (number + 1) * self.micro_batch)
 
 
-class Stream(Sampler[list[Key]]):
-    """The keys of this rank's micro-batches, from a position on and without end.
+@dataclass(frozen=True, kw_only=True)
+class TrainingSampler:
+    """Endless stream of this rank's micro-batches from a state on. A batch may span two epochs."""
 
-    A batch may begin in one epoch and end in another.
+    size: int
+    start: SamplerState
+    shard: BatchShard
 
-    >>> keys = next(iter(Stream(size=5, start=Position(0, 0, 3), share=Share(batch_size=4))))
-    >>> [epoch for epoch, _ in keys]
-    [0, 0, 1, 1]
-    """
-
-    def __init__(self, *, size: int, start: Position, share: Share) -> None:
-        self.size, self.start, self.share = size, start, share
-
-    def __iter__(self) -> Iterator[list[Key]]:
-        here = self.start
-        permuted: dict[int, NDArray[np.int64]] = {}
+    def __iter__(self) -> Iterator[list[SampleKey]]:
+        state = self.start
+        permutations: dict[int, NDArray[np.int64]] = {}
         while True:
-            keys: list[Key] = []
-            while len(keys) < self.share.batch_size:
-                if here.epoch not in permuted:
-                    permuted = {here.epoch: order(here.seed, here.epoch, size=self.size)}
-                wanted = self.share.batch_size - len(keys)
-                taken = permuted[here.epoch][here.position : here.position + wanted].tolist()
-                keys += [(here.epoch, index) for index in taken]
-                here = here.after(len(taken), size=self.size)
-            for part in self.share.slices():
+            keys: list[SampleKey] = []
+            while len(keys) < self.shard.batch_size:
+                if state.epoch not in permutations:
+                    permutations = {state.epoch: epoch_permutation(state.seed, state.epoch, size=self.size)}
+                end = state.position + self.shard.batch_size - len(keys)
+                indices = permutations[state.epoch][state.position : end].tolist()
+                keys += [(state.epoch, index) for index in indices]
+                state = state.advance(len(indices), size=self.size)
+            for part in self.shard.slices():
                 yield keys[part]
 
 
-class InOrder(Sampler[list[int]]):
-    """The indices of every image once, in order: the batches of one rank, each made when it is asked for.
+class SequentialBatchSampler:
+    """Every index once, in order, as keys of epoch 0: the batches of one rank."""
 
-    >>> list(InOrder(size=5, batch_size=2)), list(InOrder(size=5, batch_size=2, rank=1, ranks=2))
-    ([[0, 1], [2, 3], [4]], [[2, 3]])
-    """
-
-    def __init__(self, *, size: int, batch_size: int, rank: int = 0, ranks: int = 1) -> None:
+    def __init__(self, *, size: int, batch_size: int, rank: int = 0, world_size: int = 1) -> None:
         self.size, self.batch_size = size, batch_size
-        self.starts = range(0, size, batch_size)[rank::ranks]
+        self.starts = range(0, size, batch_size)[rank::world_size]
 
     def __len__(self) -> int:
         return len(self.starts)
 
-    def __iter__(self) -> Iterator[list[int]]:
+    def __iter__(self) -> Iterator[list[SampleKey]]:
         for start in self.starts:
-            yield list(range(start, min(start + self.batch_size, self.size)))
+            yield [(0, index) for index in range(start, min(start + self.batch_size, self.size))]
 
 
-class TrainingImages(Dataset[Batch | Failure]):
-    """Images by key, augmented by random numbers that belong to the key."""
+# Datasets, indexed by whole batches
 
-    def __init__(
-        self, source: Source, *, preprocessing: Preprocessing, augment: AugmentConfig, gate: Gate, seed: int
-    ) -> None:
-        self.source, self.gate, self.seed = source, gate, seed
-        self.preprocessing, self.augment = preprocessing, augment
-        self.fit = smallest_useful(preprocessing, augment)
 
-    def image(self, key: Key) -> NDArray[np.uint8]:
-        """The pixels of one image in one epoch."""
-        epoch, index = key
-        rng = random_numbers(self.seed, epoch, index + 1)
-        content = self.source.content(index)
-        picture = decode(content, channels=self.preprocessing.channels, gate=self.gate, fit=self.fit)
-        return train_pixels(picture, preprocessing=self.preprocessing, augment=self.augment, rng=rng)
+class EvaluationDataset(TorchDataset[ImageBatch | LoadFailure]):
+    """Batches preprocessed as for evaluation."""
 
-    def __getitem__(self, keys: Sequence[Key]) -> Batch | Failure:
+    def __init__(self, source: ImageSource, *, preprocessing: Preprocessing) -> None:
+        self.source, self.preprocessing = source, preprocessing
+
+    def load(self, key: SampleKey) -> NDArray[np.uint8] | NDArray[np.float32]:
+        """Return the pixels of one image."""
+        image = decode(self.source.read(key[1]), channels=self.preprocessing.channels)
+        return self.preprocessing.to_pixels(image)
+
+    def __getitem__(self, keys: Sequence[SampleKey]) -> ImageBatch | LoadFailure:
         images = []
         for key in keys:
             try:
-                images.append(self.image(key))
+                images.append(self.load(key))
             except (DataError, OSError) as error:
-                return Failure(self.source.name(key[1]), str(error))
+                return LoadFailure(self.source.name(key[1]), summarize(error))
         labels = self.source.labels[[index for _, index in keys]]
-        return Batch(torch.from_numpy(np.stack(images)), torch.from_numpy(labels))
+        return ImageBatch(torch.from_numpy(np.stack(images)), torch.from_numpy(labels))
 
 
-def smallest_useful(preprocessing: Preprocessing, augment: AugmentConfig) -> tuple[int, int]:
-    """The size from which on decoding an image larger adds nothing: its smallest crop is as large as what comes out.
+class LenientDataset(EvaluationDataset):
+    """Batches whose labels are 1, or 0 for an unreadable image, which is black."""
 
-    >>> smallest_useful(Preprocessing(image_size=224), AugmentConfig(crop_area=(0.25, 1.0), crop_aspect=(1.0, 1.0)))
+    def __getitem__(self, keys: Sequence[SampleKey]) -> ImageBatch:
+        preprocessing = self.preprocessing
+        shape = (len(keys), preprocessing.channels, *pair(preprocessing.image_size))
+        pixels = np.zeros(shape, dtype=np.uint8 if preprocessing.antialias else np.float32)
+        readable = np.ones(len(keys), dtype=np.int64)
+        for row, key in enumerate(keys):
+            try:
+                pixels[row] = self.load(key)
+            except (DataError, OSError):
+                readable[row] = 0
+        return ImageBatch(torch.from_numpy(pixels), torch.from_numpy(readable))
+
+
+class TrainingDataset(EvaluationDataset):
+    """Augmented batches. The random numbers of an image belong to its key."""
+
+    def __init__(
+        self,
+        source: ImageSource,
+        *,
+        preprocessing: Preprocessing,
+        augment: AugmentConfig,
+        seed: int,
+        targets: StoredTargets | None = None,
+    ) -> None:
+        super().__init__(source, preprocessing=preprocessing)
+        self.augment, self.seed, self.targets = augment, seed, targets
+        self.draft_size = find_draft_size(preprocessing, augment)
+
+    def load(self, key: SampleKey) -> NDArray[np.uint8]:
+        """Return the pixels of one image in one epoch."""
+        epoch, index = key
+        rng = make_rng(self.seed, epoch, index + 1)
+        channels = self.preprocessing.channels
+        image = decode(self.source.read(index), channels=channels, draft_size=self.draft_size)
+        if self.targets:
+            height, width = get_size(image)
+            image = crop(image, box=self.targets.box(epoch, index, height=height, width=width))
+        return augment_image(image, preprocessing=self.preprocessing, augment=self.augment, rng=rng)
+
+    def __getitem__(self, keys: Sequence[SampleKey]) -> ImageBatch | LoadFailure:
+        batch = super().__getitem__(keys)
+        if self.targets is None or isinstance(batch, LoadFailure):
+            return batch
+        return batch._replace(features=torch.from_numpy(np.stack([self.targets.features(*key) for key in keys])))
+
+
+def find_draft_size(preprocessing: Preprocessing, augment: AugmentConfig) -> tuple[int, int]:
+    """Return the (height, width) at which the smallest possible crop still has the resolution of the model input.
+
+    >>> find_draft_size(Preprocessing(image_size=224), AugmentConfig(crop_area=(0.25, 1.0), crop_aspect=(1.0, 1.0)))
     (448, 448)
     """
     smallest = 1.0
@@ -201,94 +240,64 @@ def smallest_useful(preprocessing: Preprocessing, augment: AugmentConfig) -> tup
     return math.ceil(height / smallest), math.ceil(width / smallest)
 
 
-class EvaluationImages(Dataset[Batch | Failure]):
-    """Images by index, as the weights want them."""
-
-    def __init__(self, source: Source, *, preprocessing: Preprocessing, gate: Gate) -> None:
-        self.source, self.preprocessing, self.gate = source, preprocessing, gate
-
-    def __getitem__(self, indices: Sequence[int]) -> Batch | Failure:
-        images = []
-        for index in indices:
-            try:
-                picture = decode(self.source.content(index), channels=self.preprocessing.channels, gate=self.gate)
-            except (DataError, OSError) as error:
-                return Failure(self.source.name(index), str(error))
-            images.append(self.preprocessing.pixels(picture))
-        return Batch(torch.from_numpy(np.stack(images)), torch.from_numpy(self.source.labels[list(indices)]))
+# Loaders
 
 
-class ReadableImages(EvaluationImages):
-    """Images by index, as the weights want them; one that cannot be read is black, and its label is 0 instead of 1."""
-
-    def __getitem__(self, indices: Sequence[int]) -> Batch | Failure:
-        how = self.preprocessing
-        shape, kind = (how.channels, *pair(how.image_size)), np.uint8 if how.antialias else np.float32
-        pixels, readable = np.zeros((len(indices), *shape), dtype=kind), np.ones(len(indices), dtype=np.int64)
-        for place, index in enumerate(indices):
-            try:
-                picture = decode(self.source.content(index), channels=how.channels, gate=self.gate)
-                pixels[place] = how.pixels(picture)
-            except (DataError, OSError):
-                readable[place] = 0
-        return Batch(torch.from_numpy(pixels), torch.from_numpy(readable))
-
-
-class Batches(Iterator[Batch]):
-    """Batches made ahead by worker processes, with a clock on how long the model had to wait for them."""
+class BatchLoader(Iterator[ImageBatch]):
+    """Batches prefetched by worker processes. `wait_seconds` is the time that the consumer waited for them."""
 
     def __init__(
         self,
-        images: Dataset[Batch | Failure],
-        keys: Iterable[list[Key]] | Iterable[list[int]],
+        dataset: TorchDataset[ImageBatch | LoadFailure],
+        sampler: Iterable[list[SampleKey]],
         *,
         workers: int,
         device: torch.device = CPU,
     ) -> None:
-        self.waited = 0.0
+        self.wait_seconds = 0.0
         loader = DataLoader(
-            images,
-            sampler=keys,
+            dataset,
+            sampler=sampler,
             batch_size=None,
             num_workers=workers,
-            worker_init_fn=_yield_the_cores if device.type == "cpu" else _leave_signals_to_the_parent,
+            worker_init_fn=partial(_start_worker, niceness=_NICENESS if device.type == "cpu" else 0),
             prefetch_factor=4 if workers else None,
             pin_memory=device.type == "cuda",
             multiprocessing_context="fork" if workers and hasattr(os, "fork") else None,
         )
-        self._batches: Iterator[Batch | Failure] = iter(loader)
-        # Workers ignore the signal by which Python would end them, so they must be told to leave, whatever happens.
-        self._leave = weakref.finalize(self, _let_go, self._batches)
-        # Registered last it runs first: later, Python waits for the workers, and torch no longer tells them anything.
-        atexit.register(self._leave)
+        self._batches: Iterator[ImageBatch | LoadFailure] = iter(loader)
+        # Workers ignore the signal by which Python would end them, so they are always shut down explicitly.
+        self._shutdown = weakref.finalize(self, _shut_down_workers, self._batches)
+        # Handlers run in reverse order: later ones would run after Python has begun to wait for the workers.
+        atexit.register(self._shutdown)
 
-    def __next__(self) -> Batch:
+    def __next__(self) -> ImageBatch:
         start = time.perf_counter()
         batch = next(self._batches)
-        self.waited += time.perf_counter() - start
-        if isinstance(batch, Failure):
+        self.wait_seconds += time.perf_counter() - start
+        if isinstance(batch, LoadFailure):
             raise DataError(
                 f"{batch.name} cannot be read: {batch.reason}",
-                hint="it changed after it was checked, or was never checked (data.verify=false); mend it and run again",
+                hint="it changed after it was verified, or was never verified (data.verify=false); fix it and retry",
             )
         return batch
 
     def close(self) -> None:
-        """Let the worker processes go; a second time does nothing."""
-        self._leave()
-        atexit.unregister(self._leave)
+        """Shut the worker processes down. Calling it again does nothing."""
+        self._shutdown()
+        atexit.unregister(self._shutdown)
 
-    def __enter__(self) -> "Batches":
+    def __enter__(self) -> "BatchLoader":
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
 
 
-def _let_go(batches: object) -> None:
-    """Tell the worker processes to leave, and end one that does not: Python would wait for it at its own end."""
+def _shut_down_workers(batches: object) -> None:
+    """Shut workers down, and kill those that do not exit: Python would wait for them at its own exit."""
     shut_down = getattr(batches, "_shutdown_workers", None)
-    if shut_down is None:  # there are none
+    if shut_down is None:  # no worker processes
         return
     shut_down()
     for worker in getattr(batches, "_workers", ()):
@@ -297,63 +306,49 @@ def _let_go(batches: object) -> None:
             worker.join()
 
 
-def training_batches(
-    source: Source,
+def _start_worker(_: int, *, niceness: int) -> None:
+    """Ignore signals to the process group, because the parent still needs its workers to finish the step.
+
+    On the CPU, the model computes on the same cores: workers with a lower priority run while it waits for images.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    if hasattr(os, "nice"):
+        os.nice(niceness)
+
+
+def make_training_loader(
+    source: ImageSource,
     *,
-    start: Position,
-    share: Share,
+    start: SamplerState,
+    shard: BatchShard,
     preprocessing: Preprocessing,
     augment: AugmentConfig,
-    gate: Gate = DEFAULT_GATE,
     workers: int = 0,
     device: torch.device = CPU,
-) -> Batches:
-    """Micro-batches of this rank from a position on, without end, for a model on the device."""
-    images = TrainingImages(source, preprocessing=preprocessing, augment=augment, gate=gate, seed=start.seed)
-    keys = Stream(size=len(source), start=start, share=share)
-    return Batches(images, keys, workers=workers, device=device)
+    targets: StoredTargets | None = None,
+) -> BatchLoader:
+    """Create an endless loader of this rank's micro-batches from a state on."""
+    dataset = TrainingDataset(source, preprocessing=preprocessing, augment=augment, seed=start.seed, targets=targets)
+    sampler = TrainingSampler(size=len(source), start=start, shard=shard)
+    return BatchLoader(dataset, sampler, workers=workers, device=device)
 
 
-def evaluation_batches(
-    source: Source,
+def make_evaluation_loader(
+    source: ImageSource,
     *,
     preprocessing: Preprocessing,
     batch_size: int,
     rank: int = 0,
-    ranks: int = 1,
-    gate: Gate = DEFAULT_GATE,
+    world_size: int = 1,
     workers: int = 0,
     device: torch.device = CPU,
-) -> Batches:
-    """Every image once, in order: the batches of this rank."""
-    indices = InOrder(size=len(source), batch_size=batch_size, rank=rank, ranks=ranks)
-    images = EvaluationImages(source, preprocessing=preprocessing, gate=gate)
-    return Batches(images, indices, workers=min(workers, len(indices)), device=device)
+    lenient: bool = False,
+) -> BatchLoader:
+    """Create a loader of every image once, in order: the batches of this rank.
 
-
-def readable_batches(
-    source: Source,
-    *,
-    preprocessing: Preprocessing,
-    batch_size: int,
-    gate: Gate = DEFAULT_GATE,
-    workers: int = 0,
-    device: torch.device = CPU,
-) -> Batches:
-    """Every image once, in order; where there is a label, 0 says that the image could not be read and is black."""
-    indices = InOrder(size=len(source), batch_size=batch_size)
-    images = ReadableImages(source, preprocessing=preprocessing, gate=gate)
-    return Batches(images, indices, workers=min(workers, len(indices)), device=device)
-
-
-def _leave_signals_to_the_parent(_: int) -> None:
-    """A stop signal reaches the whole process group; the parent still needs its workers to finish the step."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-
-
-def _yield_the_cores(worker: int) -> None:
-    """Where the model computes on the same cores, decode when it leaves one free; it does while it waits for images."""
-    _leave_signals_to_the_parent(worker)
-    if hasattr(os, "nice"):
-        os.nice(_NICENESS)
+    An unreadable image is an error; if `lenient`, it is black and labels tell which images were readable (1 or 0).
+    """
+    sampler = SequentialBatchSampler(size=len(source), batch_size=batch_size, rank=rank, world_size=world_size)
+    dataset = (LenientDataset if lenient else EvaluationDataset)(source, preprocessing=preprocessing)
+    return BatchLoader(dataset, sampler, workers=min(workers, len(sampler)), device=device)

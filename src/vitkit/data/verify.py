@@ -1,12 +1,9 @@
-"""A source goes in, the list of its images that cannot be decoded comes out, each with its reason.
-
-A run verifies its files once, before anything is split or ordered, and leaves the bad ones out: it then equals the run
-on the set without them.
-"""
+"""Detection and exclusion of images that cannot be decoded, before a run splits or orders them."""
 
 import contextlib
 import csv
 import io
+import logging
 import multiprocessing
 import multiprocessing.connection
 import os
@@ -23,117 +20,146 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from vitkit.core.errors import DataError
-from vitkit.core.files import write_bytes
-from vitkit.data.decode import DEFAULT_GATE, Gate, check_pixels, decode
-from vitkit.data.source import Content, Source, Subset
+from vitkit.core.errors import DataError, summarize
+from vitkit.core.files import write_csv
+from vitkit.data.dataset import ImageSource, StoredImage, Subset
+from vitkit.data.decode import check_pixels, decode
+
+logger = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
+ImageFunction = Callable[[ImageSource, int], Result]
+"""Function of a source and an index. It must be picklable."""
 
-Examine = Callable[[Source, int], Result]
-"""What is asked of an image: the source and the index go in. It must be a function that a process can be sent."""
-
-_CHUNK = 8
-"""Images that a process is given at a time: what it has begun is waited for when the user interrupts."""
-
-_SMALL = (64, 64)
-"""The size a JPEG is decoded for when nobody will look at it; its whole stream is read nevertheless."""
+MAX_WARNINGS = 20
+_CHUNK_SIZE = 8
+"""Images per task of a worker process. An interrupted run waits for the tasks that have started."""
+_DRAFT_SIZE = (64, 64)
+"""Size at which JPEGs are decoded only to verify them; the whole stream is read nevertheless."""
 
 
 @dataclass(frozen=True)
 class BadFile:
-    """An image that cannot be had, and why."""
+    """An image that cannot be used, and the reason."""
 
     name: str
     reason: str
 
 
-def verify(
-    source: Source,
+def find_bad_files(
+    source: ImageSource,
     *,
     channels: int = 3,
-    gate: Gate = DEFAULT_GATE,
     workers: int = 0,
-    progress: Callable[[int], None] | None = None,
+    progress: Callable[[int], None] = lambda images: None,
 ) -> list[BadFile]:
-    """Decode every image once; those that fail, in the source's order, however many processes share the work.
+    """Decode every image once and return those that fail, in the order of the source.
 
-    `progress` is told how many images are done.
+    `progress` is called with the number of images that were completed since the last call.
     """
     bad = []
-    reasons = examine(source, partial(_reason, channels=channels, gate=gate), workers=workers)
+    reasons = map_images(source, partial(find_reason, channels=channels), workers=workers)
     for index, reason in enumerate(reasons):
-        if reason is not None:
+        if reason:
             bad.append(BadFile(source.name(index), reason))
-        if progress is not None:
-            progress(index + 1)
+        progress(1)
     return bad
 
 
-def read_image(source: Source, index: int) -> Content:
-    """The image's content; a DataError in a few words where it cannot be read."""
+def skip_unreadable(
+    source: ImageSource,
+    *,
+    path: str,
+    channels: int = 3,
+    workers: int = 0,
+    progress: Callable[[int], None] = lambda images: None,
+    warn: Callable[[str], None] = logger.warning,
+) -> tuple[ImageSource, list[BadFile]]:
+    """Return the images that can be decoded and the files that cannot, each of them named in a warning.
+
+    `path` is the name of the dataset in messages. If no image can be decoded, DataError is raised.
+    """
+    if source.always_readable:
+        return source, []
+    bad = find_bad_files(source, channels=channels, workers=workers, progress=progress)
+    if bad and len(bad) == len(source):
+        raise DataError(
+            f"{path}: none of the {len(bad)} images can be read; {bad[0].name}: {bad[0].reason}",
+            hint=f"vitkit data check {path} lists all of them",
+        )
+    warn_skipped(bad, warn)
+    return exclude_files(source, bad), bad
+
+
+def warn_skipped(bad: Sequence[BadFile], warn: Callable[[str], None]) -> None:
+    """Name the skipped files in warnings; beyond a limit, only count them."""
+    for file in bad[:MAX_WARNINGS]:
+        warn(f"skipped {file.name}: {file.reason}")
+    if len(bad) > MAX_WARNINGS:
+        warn(f"skipped {len(bad) - MAX_WARNINGS:,} more unreadable images")
+
+
+def read_image(source: ImageSource, index: int) -> StoredImage:
+    """Return a stored image; every failure is a DataError with a short message."""
     try:
-        return source.content(index)
+        return source.read(index)
     except OSError as error:
         reason = (error.strerror or str(error) or type(error).__name__).split("\n")[0]
         raise DataError(f"cannot be read: {reason[:1].lower()}{reason[1:]}") from error
 
 
-def check_content(content: Content, *, channels: int = 3, gate: Gate = DEFAULT_GATE) -> None:
-    """Refuse, with a DataError, what cannot be decoded; pixels have nothing to decode and are only measured."""
-    if isinstance(content, np.ndarray):
-        check_pixels(content, channels=channels, gate=gate)
+def check_image(image: StoredImage, *, channels: int = 3) -> None:
+    """Raise DataError if an image cannot be decoded; of pixels only shape and size are checked."""
+    if isinstance(image, np.ndarray):
+        check_pixels(image, channels=channels)
     else:
-        decode(content, channels=channels, gate=gate, fit=_SMALL)
+        decode(image, channels=channels, draft_size=_DRAFT_SIZE)
 
 
-def _reason(source: Source, index: int, *, channels: int, gate: Gate) -> str | None:
-    """Why the image is bad, or None."""
+def find_reason(source: ImageSource, index: int, *, channels: int) -> str:
+    """Return why an image cannot be used; nothing if it can."""
     try:
-        check_content(read_image(source, index), channels=channels, gate=gate)
+        check_image(read_image(source, index), channels=channels)
     except DataError as error:
-        return str(error)
-    return None
+        return summarize(error)
+    return ""
 
 
-# Many images, many processes
+# Worker processes
 
 
-def examine(source: Source, examine_one: Examine[Result], *, workers: int = 0) -> Iterator[Result]:
-    """What `examine_one` says of each image, in the source's order; here, or in as many processes as there are workers.
+def map_images(source: ImageSource, function: ImageFunction[Result], *, workers: int = 0) -> Iterator[Result]:
+    """Yield `function(source, index)` for every image in order, computed here or by worker processes.
 
-    The processes end with this one, however it ends.
+    The worker processes end with this process, even if it is killed.
     """
-    starts = range(0, len(source), _CHUNK)
+    starts = range(0, len(source), _CHUNK_SIZE)
     if workers <= 0 or len(starts) < 2:
         for index in range(len(source)):
-            yield examine_one(source, index)
+            yield function(source, index)
         return
-    # A fork shares the source's arrays instead of copying them; elsewhere the source is sent to each process.
+    # A fork shares the arrays of the source; elsewhere the source is pickled for each process.
     context = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
     executor = ProcessPoolExecutor(
-        min(workers, len(starts)),
-        mp_context=context,
-        initializer=_start_worker,
-        initargs=(source, examine_one),
+        min(workers, len(starts)), mp_context=context, initializer=_start_worker, initargs=(source, function)
     )
     done = 0
     try:
-        with _signals_held():
-            chunks: Iterator[list[Any]] = executor.map(_examine_chunk, starts)
+        with _block_signals():
+            chunks: Iterator[list[Any]] = executor.map(_process_chunk, starts)
         for results in chunks:
             yield from results
             done += len(results)
     except BrokenProcessPool as error:
-        place = f"{source.name(done)} or one of the {_CHUNK * workers} images after it"
-        raise DataError(f"a process died while it decoded {place}", hint="look for it with workers=0") from error
+        suspects = f"{source.name(done)} or one of the {_CHUNK_SIZE * workers} images after it"
+        raise DataError(f"a process died while decoding {suspects}", hint="find it with workers=0") from error
     finally:
         executor.shutdown(wait=True, cancel_futures=True)
 
 
 @contextlib.contextmanager
-def _signals_held() -> Iterator[None]:
-    """Let signals wait: one that comes while processes start would end those that do not ignore it yet."""
+def _block_signals() -> Iterator[None]:
+    """Delay signals while processes start: one that does not ignore them yet would be killed."""
     if not hasattr(signal, "pthread_sigmask"):
         yield
         return
@@ -144,93 +170,73 @@ def _signals_held() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-# What a worker process works on. It is set once, in that process alone, because sending it with each chunk would cost
-# more than the work.
-_task: "tuple[Source, Examine[object]] | None" = None
+# Task of a worker process, set once per process because pickling it with each chunk would cost more than the work.
+_task: tuple[ImageSource, ImageFunction[object]] | None = None
 
 
-def _start_worker(source: Source, examine_one: Examine[object]) -> None:
+def _start_worker(source: ImageSource, function: ImageFunction[object]) -> None:
     global _task  # noqa: PLW0603
-    _task = (source, examine_one)
-    # A signal to the process group is for the parent to obey: it ends us in order.
+    _task = (source, function)
+    # Signals reach the whole process group; the parent handles them and shuts the workers down.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-    # libtiff remarks on odd files straight into stderr; what matters of them comes back as a reason.
+    threading.Thread(target=_exit_with_parent, daemon=True).start()
+    # libtiff prints warnings to stderr; relevant ones are returned as the reason.
     with contextlib.suppress(OSError):
-        silence = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(silence, 2)
-        os.close(silence)
+        devnull = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(devnull, 2)
+        os.close(devnull)
 
 
-def _end_with_parent() -> None:
-    """End when the parent does, even if it was killed and could not say so."""
+def _exit_with_parent() -> None:
     parent = multiprocessing.parent_process()
     if parent is not None:
         multiprocessing.connection.wait([parent.sentinel])
         os._exit(1)
 
 
-def _examine_chunk(start: int) -> list[object]:
+def _process_chunk(start: int) -> list[object]:
     assert _task is not None
-    source, examine_one = _task
-    return [examine_one(source, index) for index in range(start, min(start + _CHUNK, len(source)))]
+    source, function = _task
+    return [function(source, index) for index in range(start, min(start + _CHUNK_SIZE, len(source)))]
 
 
-# Bad files, kept and left out
+# List of bad files
 
 
 def write_bad_files(path: Path | str, bad: Sequence[BadFile]) -> None:
-    """Write a CSV of the columns file and reason; a name with a comma, a quote or a new line is quoted.
-
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     write_bad_files(Path(folder, "bad_files.csv"), [BadFile("cat/1,5.jpg", "the file is empty")])
-    ...     read_bad_files(Path(folder, "bad_files.csv"))
-    [BadFile(name='cat/1,5.jpg', reason='the file is empty')]
-    """
-    text = io.StringIO(newline="")
-    writer = csv.writer(text)
-    writer.writerow(["file", "reason"])
-    writer.writerows([file.name, file.reason] for file in bad)
-    # A file's name need not be Unicode; Python carries such bytes as surrogates, and they go out as they came in.
-    write_bytes(path, text.getvalue().encode(errors="surrogateescape"))
+    """Write a CSV file with the columns file and reason."""
+    write_csv(path, [{"file": file.name, "reason": file.reason} for file in bad], ["file", "reason"])
 
 
 def read_bad_files(path: Path | str) -> list[BadFile]:
-    """The bad files that `write_bad_files` wrote; a DataError where the file is not one of its."""
+    """Read a file written by `write_bad_files`; raise DataError for any other content."""
     try:
         text = Path(path).read_bytes().decode(errors="surrogateescape")
     except OSError as error:
         raise DataError(f"{path}: {error.strerror}") from error
     header, *rows = csv.reader(io.StringIO(text, newline="")) if text else [[]]
     if header != ["file", "reason"] or any(len(row) != 2 for row in rows):
-        raise DataError(f"{path}: not a list of bad files", expected="a CSV of the columns file, reason")
+        raise DataError(f"{path}: not a list of bad files", expected="a CSV file with the columns file, reason")
     return [BadFile(name, reason) for name, reason in rows]
 
 
-def too_many(bad: Sequence[BadFile], *, total: int, max_share: int | float) -> None:
-    """Refuse to go on where more than this share of all images is bad.
-
-    >>> too_many([BadFile("1.jpg", "the file is empty")], total=4, max_share=0.1)
-    Traceback (most recent call last):
-    vitkit.core.errors.DataError: 1 of 4 images cannot be used: 1.jpg: the file is empty \
-(expected a share of at most 0.1, got 0.25)
-    """
-    if len(bad) <= max_share * total:
+def check_bad_fraction(bad: Sequence[BadFile], *, total: int, max_fraction: int | float) -> None:
+    """Raise DataError if the bad files are more than `max_fraction` of all images."""
+    if len(bad) <= max_fraction * total:
         return
-    named = "; ".join(f"{file.name}: {file.reason}" for file in bad[:3])
+    examples = "; ".join(f"{file.name}: {file.reason}" for file in bad[:3])
     more = f"; and {len(bad) - 3} more" if len(bad) > 3 else ""
     raise DataError(
-        f"{len(bad)} of {total} images cannot be used: {named}{more}",
-        expected=f"a share of at most {max_share:g}",
+        f"{len(bad)} of {total} images cannot be used: {examples}{more}",
+        expected=f"a fraction of at most {max_fraction:g}",
         got=f"{len(bad) / total:.3g}",
-        hint="vitkit data check lists them all; mend or remove them, or allow a larger share",
+        hint="vitkit data check lists them all; fix or remove them, or allow a larger fraction",
     )
 
 
-def without(source: Source, bad: Sequence[BadFile]) -> Source:
-    """The source without the bad files, its order kept; the source itself where there are none."""
+def exclude_files(source: ImageSource, bad: Sequence[BadFile]) -> ImageSource:
+    """Return the source without the bad files; the same object if there are none."""
     names = {file.name for file in bad}
-    good = [index for index in range(len(source)) if source.name(index) not in names] if names else range(len(source))
+    good = [index for index in range(len(source)) if not names or source.name(index) not in names]
     return source if len(good) == len(source) else Subset(source, good)

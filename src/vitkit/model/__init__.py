@@ -1,1 +1,1 @@
-"""The models of the paper as pure single-device modules; read `vit` first, it follows equations 1 to 4."""
+"""Models of the paper as pure single-device modules. Start with `vit`, which follows equations 1 to 4."""

@@ -1,6 +1,5 @@
-"""Tokens go in, tokens that have looked at each other come out (MSA of equation 2; appendix A)."""
+"""Multi-head self-attention (equation 2, appendix A) and its axial variant (appendix D.6)."""
 
-from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 import torch
@@ -8,13 +7,13 @@ from einops import rearrange
 from torch import nn
 from torch.nn import functional
 
-from vitkit.core.errors import check_share
 from vitkit.core.shapes import Float, Tensor
-from vitkit.model.positions import RelativePositions, Rotary
+from vitkit.model.config import AttentionConfig
+from vitkit.model.positions import NO_POSITIONS, AttentionPositions
 
 
 class Projections(NamedTuple):
-    """What each head asks, offers and carries, with any bias on the logits."""
+    """Queries, keys and values of every head, and the bias on the attention logits if there is one."""
 
     queries: Float[Tensor, "B A Q K"]
     keys: Float[Tensor, "B A L K"]
@@ -22,22 +21,19 @@ class Projections(NamedTuple):
     bias: Float[Tensor, "B A Q L"] | None
 
 
-@dataclass(frozen=True, kw_only=True)
-class AttentionConfig:
-    """Variations on the paper's attention; `dropout` is the share of attention weights left out in training."""
-
-    qkv_bias: bool = True
-    qk_norm: bool = False
-    dropout: float = 0.0
-
-    def __post_init__(self) -> None:
-        check_share("attention.dropout", self.dropout)
-
-
 class Attention(nn.Module):
-    """Multi-head self-attention on the fused kernel.
+    r"""Multi-head self-attention.
 
-    `weights` computes what the fused kernel does not show, beside it and only when asked.
+    .. math:: \mathrm{MSA}(x) = [A_1 v_1; \dots; A_k v_k]\, U, \qquad A_i = \mathrm{softmax}(q_i k_i^\top / \sqrt{d_k})
+
+    `forward` uses PyTorch's fused kernel, which does not return the attention weights. `attention_weights` computes
+    them next to it, one head at a time, so that only one head's logits are held in addition to the result.
+
+    Args:
+        config: Biases, normalization of queries and keys, dropout.
+        width: Token dimension D.
+        heads: Number of heads; must divide `width`.
+        norm_eps: Epsilon of the normalization of queries and keys.
     """
 
     def __init__(self, config: AttentionConfig, *, width: int, heads: int, norm_eps: float = 1e-6) -> None:
@@ -49,55 +45,41 @@ class Attention(nn.Module):
         self.k_norm = nn.LayerNorm(width // heads, eps=norm_eps) if config.qk_norm else nn.Identity()
         self.proj = nn.Linear(width, width)
 
-    def heads_first(self, tokens: Float[Tensor, "B L D"]) -> Float[Tensor, "B A L K"]:
-        """The width split among the heads, as a view: copying, or einops in every layer, would show at Ti size."""
+    def split_heads(self, tokens: Float[Tensor, "B L D"]) -> Float[Tensor, "B A L K"]:
+        """Split the width into heads. The result is a view: einops or a copy per layer costs time at Ti size."""
         return tokens.unflatten(2, (self.heads, -1)).transpose(1, 2)
 
     def project(
-        self,
-        tokens: Float[Tensor, "B L D"],
-        *,
-        rotary: Rotary | None = None,
-        relative: RelativePositions | None = None,
-        rows: int | None = None,
+        self, tokens: Float[Tensor, "B L D"], *, positions: AttentionPositions = NO_POSITIONS, rows: int | None = None
     ) -> Projections:
-        """Queries (of the first `rows` tokens), keys and values of each head, with their positions in them."""
-        queries, keys, values = (self.heads_first(part) for part in self.qkv(tokens).chunk(3, dim=2))
+        """Compute queries (of the first `rows` tokens), keys and values, with positions applied."""
+        queries, keys, values = (self.split_heads(part) for part in self.qkv(tokens).chunk(3, dim=2))
         queries, keys = self.q_norm(queries), self.k_norm(keys)
-        if rotary:
-            queries, keys = rotary(queries), rotary(keys)
+        if positions.rotary:
+            queries, keys = positions.rotary(queries), positions.rotary(keys)
         if rows is not None:
             queries = queries[:, :, :rows]
-        return Projections(queries, keys, values, relative(queries) if relative else None)
+        return Projections(queries, keys, values, positions.relative(queries) if positions.relative else None)
 
     def forward(
-        self,
-        tokens: Float[Tensor, "B L D"],
-        *,
-        rotary: Rotary | None = None,
-        relative: RelativePositions | None = None,
-        rows: int | None = None,
+        self, tokens: Float[Tensor, "B L D"], *, positions: AttentionPositions = NO_POSITIONS, rows: int | None = None
     ) -> Float[Tensor, "B Q D"]:
-        """New values of the first `rows` tokens (of all, if None), drawn from all tokens."""
-        queries, keys, values, bias = self.project(tokens, rotary=rotary, relative=relative, rows=rows)
+        """Return the output for the first `rows` tokens (all if None), which attend to all tokens."""
+        queries, keys, values, bias = self.project(tokens, positions=positions, rows=rows)
         dropout = self.weight_dropout if self.training else 0.0
         mixed = functional.scaled_dot_product_attention(queries, keys, values, attn_mask=bias, dropout_p=dropout)
         return self.proj(mixed.transpose(1, 2).flatten(2))
 
-    def shown(
-        self,
-        tokens: Float[Tensor, "B L D"],
-        *,
-        rotary: Rotary | None = None,
-        relative: RelativePositions | None = None,
+    def forward_with_weights(
+        self, tokens: Float[Tensor, "B L D"], *, positions: AttentionPositions = NO_POSITIONS
     ) -> tuple[Float[Tensor, "B L D"], Float[Tensor, "B A L L"]]:
-        """The same values computed from weights that are there to be seen, and those, for gradients to pass through."""
-        projections = self.look(tokens, rotary=rotary, relative=relative)
-        weights = self.weights(projections)
+        """Return the output and the attention weights it was computed from; gradients flow through the weights."""
+        projections = self.project_sequence(tokens, positions=positions)
+        weights = self.attention_weights(projections)
         return self.proj((weights @ projections.values).transpose(1, 2).flatten(2)), weights
 
-    def weights(self, projections: Projections) -> Float[Tensor, "B A Q L"]:
-        """How much each token looks at each other one: softmax(q kᵀ / √K), one head at a time to bound memory."""
+    def attention_weights(self, projections: Projections) -> Float[Tensor, "B A Q L"]:
+        """Return softmax(q kᵀ / √d_k) for every head."""
         queries, keys, _, bias = projections
         weights = queries.new_empty(*queries.shape[:3], keys.shape[2])
         for head in range(self.heads):
@@ -111,19 +93,15 @@ class Attention(nn.Module):
                 torch.softmax(logits, dim=-1, out=weights[:, head])
         return weights
 
-    def look(
-        self,
-        tokens: Float[Tensor, "B L D"],
-        *,
-        rotary: Rotary | None = None,
-        relative: RelativePositions | None = None,
+    def project_sequence(
+        self, tokens: Float[Tensor, "B L D"], *, positions: AttentionPositions = NO_POSITIONS
     ) -> Projections:
-        """Queries, keys and values over the whole sequence, for `weights` and for whoever wants to look inside."""
-        return self.project(tokens, rotary=rotary, relative=relative)
+        """Return queries, keys and values over the whole sequence, as `attention_weights` takes them."""
+        return self.project(tokens, positions=positions)
 
 
 class AxialAttention(Attention):
-    """Attention within each row, or within each column, of the patch grid (D.6)."""
+    """Attention within each row, or within each column, of the patch grid (appendix D.6)."""
 
     def __init__(
         self,
@@ -140,28 +118,19 @@ class AxialAttention(Attention):
         self.grid = grid
 
     def forward(
-        self,
-        tokens: Float[Tensor, "B L D"],
-        *,
-        rotary: Rotary | None = None,
-        relative: RelativePositions | None = None,
-        rows: int | None = None,
+        self, tokens: Float[Tensor, "B L D"], *, positions: AttentionPositions = NO_POSITIONS, rows: int | None = None
     ) -> Float[Tensor, "B Q D"]:
-        """New values of the first `rows` tokens, each drawn from the tokens of its line."""
+        """Return the output for the first `rows` tokens, each of which attends to its row or column."""
         flat, lines = "B (row column) D", {"row": "(B row) column D", "column": "(B column) row D"}[self.axis]
         sizes = {"row": self.grid[0], "column": self.grid[1]}
         mixed = super().forward(rearrange(tokens, f"{flat} -> {lines}", **sizes))
         return rearrange(mixed, f"{lines} -> {flat}", **sizes)[:, :rows]
 
-    def look(
-        self,
-        tokens: Float[Tensor, "B L D"],
-        *,
-        rotary: Rotary | None = None,
-        relative: RelativePositions | None = None,
+    def project_sequence(
+        self, tokens: Float[Tensor, "B L D"], *, positions: AttentionPositions = NO_POSITIONS
     ) -> Projections:
-        """As in full attention, with a bias that closes everything outside the token's line."""
-        place = torch.arange(tokens.shape[1], device=tokens.device)
-        line = place // self.grid[1] if self.axis == "row" else place % self.grid[1]
-        closed = torch.where(line[:, None] == line, 0.0, -torch.inf).to(tokens.dtype)
-        return self.project(tokens)._replace(bias=closed.expand(tokens.shape[0], self.heads, -1, -1))
+        """Return the projections over the whole sequence, with a bias that masks tokens of other rows or columns."""
+        index = torch.arange(tokens.shape[1], device=tokens.device)
+        line = index // self.grid[1] if self.axis == "row" else index % self.grid[1]
+        mask = torch.where(line[:, None] == line, 0.0, -torch.inf).to(tokens.dtype)
+        return self.project(tokens)._replace(bias=mask.expand(tokens.shape[0], self.heads, -1, -1))

@@ -1,20 +1,128 @@
-"""What a Vision Transformer can be: its configuration in the paper's words, and what cannot go together."""
+"""Configurations of all models, in the paper's terms. This module imports no torch.
+
+Every dataclass checks itself when it is created, so a configuration that exists can be built.
+"""
 
 from dataclasses import dataclass
 from typing import Literal
 
-from vitkit.core.errors import ConfigError, check_not_negative, check_positive, check_share
-from vitkit.core.shapes import Size, pair
-from vitkit.model.encoder import BlockConfig
-from vitkit.model.heads import HeadConfig
-from vitkit.model.patches import patch_grid
-from vitkit.model.positions import PositionConfig
-from vitkit.model.resnet import BackboneConfig
+from vitkit.core.errors import ConfigError, check_fraction, check_not_negative, check_positive, did_you_mean
+from vitkit.core.sizes import Size, pair
+from vitkit.model.position_kinds import POSITION_KINDS, Injection, PositionRole
+
+Activation = Literal["gelu_tanh", "gelu_erf", "swiglu"]
+InterpolationOrigin = Literal[
+    "google", "timm", "huggingface", "deit", "mae", "torchvision", "dinov2", "dinov2-registers"
+]
+ResNetOrigin = Literal["google", "timm"]
+RootKind = Literal["standard", "small", "stack"]
+
+EXPANSION = 4
+"""Output width of a bottleneck unit, as a multiple of its inner width."""
+GROUPS = 32
+"""Groups of GroupNorm in every ResNet of the paper."""
+ROOT_STRIDES: dict[RootKind, int] = {"standard": 4, "small": 1, "stack": 4}
+"""Image pixels per cell of the feature map after the root, along each axis."""
+STACK_GROUP = 16
+"""Channels per group of GroupNorm in a stacked root, whose first layer is too narrow for 32 groups."""
+LIMITS = {"width": 10**6, "depth": 10_000, "mlp_dim": 10**7, "num_classes": 10**8, "image_size": 100_000}
+"""Largest accepted sizes. A file that asks for more is damaged or hostile, and would exhaust the memory."""
+
+
+# Position embeddings
+
+
+@dataclass(frozen=True, kw_only=True)
+class PositionConfig:
+    """Position embeddings.
+
+    Args:
+        kind: A name in `POSITION_KINDS`.
+        injection: Where positions enter: once at the stem, at every layer with parameters of its own, or at every
+            layer with shared parameters. None selects the default of the kind.
+        covers: Whether the class and distillation tokens have rows in the table.
+        origin: Library whose interpolation resizes the table to another grid.
+        sincos: Library whose frequencies the sine-cosine table has.
+        rotary_base: Base of the rotary periods.
+    """
+
+    kind: str = "learned_1d"
+    injection: Injection | None = None
+    covers: Literal["all", "patches"] = "all"
+    origin: InterpolationOrigin = "google"
+    sincos: Literal["big_vision", "mae"] = "big_vision"
+    rotary_base: float = 100.0
+
+    def __post_init__(self) -> None:
+        check_positive("positions.rotary_base", self.rotary_base)
+        if self.kind not in POSITION_KINDS:
+            raise ConfigError(
+                "positions.kind is not valid",
+                expected=f"one of: {', '.join(POSITION_KINDS)}",
+                got=self.kind,
+                hint=did_you_mean(self.kind, POSITION_KINDS),
+            )
+        injections = POSITION_KINDS[self.kind].injections
+        if self.injection is not None and self.injection not in injections:
+            raise ConfigError(
+                f"{self.kind} positions cannot be injected there",
+                expected=f"injection = {' or '.join(injections)}",
+                got=self.injection,
+            )
+
+    @property
+    def injection_point(self) -> Injection:
+        """The injection, with the default of the kind filled in."""
+        return self.injection or POSITION_KINDS[self.kind].injections[0]
+
+    @property
+    def role(self) -> PositionRole | None:
+        """The way in which positions act; see `PositionKind`."""
+        return POSITION_KINDS[self.kind].role
+
+    @property
+    def is_additive(self) -> bool:
+        """Whether positions are a table that is added to the tokens."""
+        return self.role == "table"
+
+
+# Transformer blocks, tokens and heads
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionConfig:
+    """Variations of the paper's attention. `dropout` is the rate for attention weights in training."""
+
+    qkv_bias: bool = True
+    qk_norm: bool = False
+    dropout: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_fraction("attention.dropout", self.dropout)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BlockConfig:
+    """Encoder blocks. The defaults are those of the released code.
+
+    Args:
+        layer_scale: Initial value of a learned scale on each residual branch; None for no scale.
+        axial: Split each block in two that attend along rows and along columns (appendix D.6).
+    """
+
+    attention: AttentionConfig = AttentionConfig()
+    activation: Activation = "gelu_tanh"
+    norm_eps: float = 1e-6
+    layer_scale: float | None = None
+    axial: bool = False
+
+    def __post_init__(self) -> None:
+        check_positive("block.norm_eps", self.norm_eps)
 
 
 @dataclass(frozen=True, kw_only=True)
 class TokenConfig:
-    """Learned tokens in front of the patches. `class_token` None means: only where the pooling reads it."""
+    """Learned tokens in front of the patches. `class_token` None means: if the pooling reads it."""
 
     class_token: bool | None = None
     distillation: bool = False
@@ -23,11 +131,12 @@ class TokenConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class DropoutConfig:
-    """Shares left out at random in training.
+    """Dropout rates in training.
 
-    `dense` follows each dense layer but the qkv projections, and the position embeddings (appendix B.1).
-    `stochastic_depth` skips a residual branch of an image, growing linearly to this share in the last block.
-    `patches` leaves patches out of the sequence.
+    Args:
+        dense: After every dense layer but the qkv projection, and after the position embeddings (appendix B.1).
+        stochastic_depth: Residual branches per image; grows linearly to this rate in the last block.
+        patches: Patches removed from the sequence.
     """
 
     dense: float = 0.0
@@ -35,15 +144,128 @@ class DropoutConfig:
     patches: float = 0.0
 
     def __post_init__(self) -> None:
-        for name, share in vars(self).items():
-            check_share(f"dropout.{name}", share)
+        for name, rate in vars(self).items():
+            check_fraction(f"dropout.{name}", rate)
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeadConfig:
+    """Layers between the encoder and the logits.
+
+    Args:
+        pre_logits: Hidden width of the pre-training head; None for the linear head of fine-tuning.
+        bias: Initial bias of the classifier; -10 for the sigmoid loss of ImageNet-21k and JFT.
+        norm: Position of the last LayerNorm: before pooling (the paper) or after it (MAE).
+    """
+
+    pre_logits: int | None = None
+    bias: float = 0.0
+    norm: Literal["before_pooling", "after_pooling"] = "before_pooling"
+
+    def __post_init__(self) -> None:
+        if self.pre_logits is not None:
+            check_positive("head.pre_logits", self.pre_logits)
+
+
+# ResNets
+
+
+@dataclass(frozen=True, kw_only=True)
+class BackboneConfig:
+    """ResNet of a hybrid.
+
+    Args:
+        units: Bottleneck units per stage; may be empty.
+        root_width: Channels after the root.
+        root: "standard" is a 7×7 convolution with stride 2, then max pooling; "small", for small images, a 3×3
+            convolution with stride 1; "stack", for small budgets, three 3×3 convolutions of which two have stride 2.
+        root_units: Residual units of a stacked root after each of its two strided convolutions.
+        origin: Library whose arithmetic it follows.
+    """
+
+    units: tuple[int, ...] = (3, 4, 9)
+    root_width: int = 64
+    root: RootKind = "standard"
+    root_units: tuple[int, int] = (0, 0)
+    origin: ResNetOrigin = "google"
+
+    def __post_init__(self) -> None:
+        _check_resnet(self)
+
+    @property
+    def stride(self) -> int:
+        """Image pixels per cell of the feature map: that of the root, doubled by each stage after the first."""
+        return ROOT_STRIDES[self.root] * 2 ** max(len(self.units) - 1, 0)
+
+    @property
+    def width(self) -> int:
+        """Channels of the feature map."""
+        return self.root_width * 2 ** (len(self.units) - 1) * EXPANSION if self.units else self.root_width
+
+
+@dataclass(frozen=True, kw_only=True)
+class BiTConfig:
+    """Big Transfer ResNet v2. `width_factor` multiplies ResNet's widths; `root`, `root_units`, `origin` as above."""
+
+    units: tuple[int, ...] = (3, 4, 6, 3)
+    width_factor: int = 1
+    channels: int = 3
+    image_size: Size = 224
+    num_classes: int = 1000
+    root: RootKind = "standard"
+    root_units: tuple[int, int] = (0, 0)
+    origin: ResNetOrigin = "google"
+
+    def __post_init__(self) -> None:
+        if not self.units:
+            raise ConfigError("a ResNet needs at least one stage", expected="units of one or more stages", got=())
+        _check_resnet(self)
+        check_positive("channels", self.channels)
+        check_positive("image_size", min(pair(self.image_size)))
+        check_not_negative("num_classes", self.num_classes)
+
+    @property
+    def root_width(self) -> int:
+        """Channels after the root."""
+        return 64 * self.width_factor
+
+    @property
+    def width(self) -> int:
+        """Channels of the last feature map."""
+        return self.root_width * 2 ** (len(self.units) - 1) * EXPANSION
+
+    @property
+    def num_features(self) -> int:
+        """F, the number of features that the head reads."""
+        return self.width
+
+
+def _check_resnet(config: BackboneConfig | BiTConfig) -> None:
+    if any(count < 1 for count in config.units):
+        raise ConfigError("every ResNet stage needs a unit", expected="units ≥ 1", got=config.units)
+    multiple = 4 * STACK_GROUP if config.root == "stack" else GROUPS
+    if config.root_width < 1 or config.root_width % multiple:
+        raise ConfigError(
+            "the ResNet's root width is not divisible by the groups of its norm",
+            expected=f"a multiple of {multiple}",
+            got=config.root_width,
+        )
+    if min(config.root_units) < 0 or (any(config.root_units) and config.root != "stack"):
+        raise ConfigError(
+            "only a stacked root has residual units",
+            expected="root=stack and root_units ≥ 0, or root_units=[0, 0]",
+            got=f"root={config.root}, root_units={list(config.root_units)}",
+        )
+
+
+# Vision Transformer
 
 
 @dataclass(frozen=True, kw_only=True)
 class ViTConfig:
-    """A Vision Transformer in the paper's words; the defaults are ViT-B/16.
+    """Vision Transformer; the defaults are ViT-B/16.
 
-    With a `backbone` the model is a hybrid, and `patch_size` counts cells of the backbone's feature map.
+    With a `backbone` the model is a hybrid, and `patch_size` is in cells of the backbone's feature map.
     """
 
     image_size: Size = 224
@@ -53,7 +275,7 @@ class ViTConfig:
     depth: int = 12
     heads: int = 12
     mlp_dim: int = 3072
-    classes: int = 1000
+    num_classes: int = 1000
     pooling: Literal["class", "mean", "map"] = "class"
     backbone: BackboneConfig | None = None
     positions: PositionConfig = PositionConfig()
@@ -63,8 +285,11 @@ class ViTConfig:
     head: HeadConfig = HeadConfig()
 
     def __post_init__(self) -> None:
-        for rule in RULES:
-            rule(self)
+        _check_sizes(self)
+        _check_divisibility(self)
+        _check_tokens(self)
+        if self.dropout.patches:
+            check_patches_removable(self)
 
     @property
     def grid(self) -> tuple[int, int]:
@@ -80,19 +305,19 @@ class ViTConfig:
 
     @property
     def class_tokens(self) -> int:
-        """Tokens that stand for the whole image: the class token and the distillation token."""
-        asked = self.tokens.class_token
-        class_token = self.pooling == "class" if asked is None else asked
+        """Number of tokens that represent the image: class token and distillation token."""
+        setting = self.tokens.class_token
+        class_token = self.pooling == "class" if setting is None else setting
         return int(class_token) + int(self.tokens.distillation)
 
     @property
     def prefix(self) -> int:
-        """All tokens in front of the patches."""
+        """Number of tokens in front of the patches."""
         return self.class_tokens + self.tokens.registers
 
     @property
-    def placed_prefix(self) -> int:
-        """Those of them that have a row in the position table."""
+    def prefix_positions(self) -> int:
+        """Number of prefix tokens that have a row in the position table."""
         return self.class_tokens if self.positions.covers == "all" else 0
 
     @property
@@ -101,37 +326,50 @@ class ViTConfig:
         return self.width // self.heads
 
     @property
-    def features(self) -> int:
-        """F, the width of what the head reads."""
+    def num_features(self) -> int:
+        """F, the number of features that the head reads."""
         if self.tokens.distillation:
             return 2 * self.width
         return self.head.pre_logits or self.width
 
 
-def sizes_are_positive(config: ViTConfig) -> None:
-    """Every size counts something."""
+def patch_grid(image_size: Size, *, patch_size: Size) -> tuple[int, int]:
+    """Return the rows and columns of patches in an image, which the patch must divide.
+
+    >>> patch_grid(224, patch_size=16), patch_grid((224, 320), patch_size=32)
+    ((14, 14), (7, 10))
+    """
+    (height, width), (patch_height, patch_width) = pair(image_size), pair(patch_size)
+    if min(height, width, patch_height, patch_width) < 1:
+        raise ConfigError(
+            "image and patch sizes must be positive",
+            expected="1 pixel or more",
+            got=f"an image of {height}×{width} in patches of {patch_height}×{patch_width}",
+        )
+    if height % patch_height or width % patch_width:
+        nearest = tuple(max(1, round(a / b)) * b for a, b in ((height, patch_height), (width, patch_width)))
+        raise ConfigError(
+            "the patch does not divide the image",
+            expected=f"multiples of {patch_height}×{patch_width}",
+            got=f"{height}×{width}",
+            hint=f"use an image size of {nearest[0]}×{nearest[1]}, or another patch size",
+        )
+    return height // patch_height, width // patch_width
+
+
+def _check_sizes(config: ViTConfig) -> None:
     for name in ("channels", "width", "depth", "heads", "mlp_dim"):
         check_positive(name, getattr(config, name))
-    for name, count in (("classes", config.classes), ("tokens.registers", config.tokens.registers)):
-        check_not_negative(name, count)
+    check_not_negative("num_classes", config.num_classes)
+    check_not_negative("tokens.registers", config.tokens.registers)
+    sizes = {name: getattr(config, name) for name in LIMITS} | {"image_size": max(pair(config.image_size))}
+    for name, size in sizes.items():
+        if size > LIMITS[name]:
+            raise ConfigError(f"{name} is larger than any model's", expected=f"at most {LIMITS[name]:,}", got=size)
 
 
-def sizes_are_possible(config: ViTConfig) -> None:
-    """No model has such sizes, and to try one would take the machine's memory before it failed."""
-    height, width = pair(config.image_size)
-    sizes = {name: getattr(config, name) for name in ("width", "depth", "mlp_dim", "classes")}
-    for name, size in {**sizes, "image_size": max(height, width)}.items():
-        if size > MOST[name]:
-            raise ConfigError(f"{name} is larger than any model's", expected=f"at most {MOST[name]:,}", got=size)
-
-
-def patches_fill_the_image(config: ViTConfig) -> None:
-    """The patch, times the backbone's stride, divides the image."""
+def _check_divisibility(config: ViTConfig) -> None:
     config.grid  # noqa: B018  the property raises
-
-
-def heads_divide_the_width(config: ViTConfig) -> None:
-    """Each head has an equal share of the width, in four parts if it is rotated."""
     if config.width % config.heads:
         raise ConfigError(
             "the heads do not divide the width",
@@ -139,23 +377,20 @@ def heads_divide_the_width(config: ViTConfig) -> None:
             got=config.heads,
             hint=f"the paper's heads are 64 wide: try heads={max(1, config.width // 64)}",
         )
-    if config.positions.kind == "rotary" and config.head_width % 4:
-        raise ConfigError("rotary positions turn quarters of a head", expected="a multiple of 4", got=config.head_width)
+    kind = POSITION_KINDS[config.positions.kind]
+    for name, size, multiple in (
+        ("the width of a head", config.head_width, kind.head_width_multiple),
+        ("the width", config.width, kind.width_multiple),
+    ):
+        if size % multiple:
+            raise ConfigError(
+                f"{name} does not suit {config.positions.kind} positions",
+                expected=f"a multiple of {multiple}",
+                got=size,
+            )
 
 
-def positions_divide_the_width(config: ViTConfig) -> None:
-    """Positions in two dimensions share the width out between them."""
-    multiple = {"learned_2d": 2, "sincos_2d": 4}.get(config.positions.kind, 1)
-    if config.width % multiple:
-        raise ConfigError(
-            f"the width does not suit {config.positions.kind} positions",
-            expected=f"a multiple of {multiple}",
-            got=config.width,
-        )
-
-
-def pooling_finds_its_tokens(config: ViTConfig) -> None:
-    """Class pooling needs the class token, and so does a distillation token."""
+def _check_tokens(config: ViTConfig) -> None:
     if config.tokens.class_token is False and config.pooling == "class":
         raise ConfigError(
             "class pooling reads the class token",
@@ -165,50 +400,24 @@ def pooling_finds_its_tokens(config: ViTConfig) -> None:
         )
     if config.tokens.distillation and (config.pooling != "class" or config.head.pre_logits):
         raise ConfigError(
-            "the distillation token stands beside the class token, under a plain linear head",
+            "a distillation token needs a class token and a linear head",
             expected="pooling = class and no head.pre_logits",
             got=f"pooling = {config.pooling}, head.pre_logits = {config.head.pre_logits}",
         )
-
-
-def axial_blocks_see_a_grid(config: ViTConfig) -> None:
-    """Rows and columns hold patches only, and positions come by the table."""
-    kind = config.positions.kind
-    if config.block.axial and (config.prefix or kind in ("relative", "rotary")):
+    if config.block.axial and (config.prefix or config.positions.role in ("bias", "rotation")):
         raise ConfigError(
-            "axial attention runs over the patch grid alone",
+            "axial attention takes patches only",
             expected="pooling = mean or map, no class token or registers, and positions that are added",
-            got=f"pooling = {config.pooling}, {config.prefix} in front of the patches, {kind} positions",
+            got=f"pooling = {config.pooling}, {config.prefix} prefix tokens, {config.positions.kind} positions",
         )
 
 
-def patch_dropout_is_possible(config: ViTConfig) -> None:
-    """Patch dropout needs a model that can do without patches."""
-    if config.dropout.patches:
-        patches_may_be_left_out(config)
-
-
-def patches_may_be_left_out(config: ViTConfig) -> None:
-    """A patch that is left out must not be missed by positions or attention further on."""
-    place, axial = config.positions.place, config.block.axial
-    if axial or place != "stem":
+def check_patches_removable(config: ViTConfig) -> None:
+    """Raise unless patches can be removed from the sequence without changing the positions of the others."""
+    injection, axial = config.positions.injection_point, config.block.axial
+    if axial or injection != "stem":
         raise ConfigError(
-            "patches can be left out only where all positions are added at the stem",
+            "patches can be removed only if all positions are added at the stem",
             expected="positions.injection = stem and no axial blocks",
-            got=f"{config.positions.kind} positions, injection = {place}, axial = {axial}",
+            got=f"{config.positions.kind} positions, injection = {injection}, axial = {axial}",
         )
-
-
-MOST = {"width": 10**6, "depth": 10_000, "mlp_dim": 10**7, "classes": 10**8, "image_size": 100_000}
-"""Far beyond any Vision Transformer there is; a file with more in it has a slip in it, or harm."""
-RULES = (
-    sizes_are_positive,
-    sizes_are_possible,
-    patches_fill_the_image,
-    heads_divide_the_width,
-    positions_divide_the_width,
-    pooling_finds_its_tokens,
-    axial_blocks_see_a_grid,
-    patch_dropout_is_possible,
-)
-"""What must hold between the fields of a `ViTConfig`."""

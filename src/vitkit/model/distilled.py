@@ -1,24 +1,27 @@
-"""A ViT with a distillation token goes in; a model around it that answers for both of its heads comes out (DeiT)."""
+"""Students of a distillation: with a distillation token (DeiT), or with a projection to a teacher's features."""
 
-from dataclasses import replace
+import torch
+from torch import nn
 
-from vitkit.core.errors import ConfigError
 from vitkit.core.shapes import Float, Tensor
-from vitkit.model.config import ViTConfig
 from vitkit.model.heads import DistilledHead
-from vitkit.model.masked import Pretraining
-from vitkit.model.resnet import BiTConfig
+from vitkit.model.init import xavier_uniform
+from vitkit.model.masked import PretrainingModel
+from vitkit.model.resnet import BiT
+from vitkit.model.vit import ViT
 
 
-class Distilled(Pretraining):
-    """In training the logits learned from labels and those learned from a teacher, in evaluation their mean.
+class DistilledViT(PretrainingModel):
+    """ViT that returns the logits of both heads in training and their mean in evaluation.
 
-    One forward gives both, so that whatever is put around a model to spread it over ranks sees all that it learns.
+    Both come from one forward call, as DistributedDataParallel requires.
 
     >>> import torch
+    >>> from vitkit.model.config import ViTConfig
+    >>> from vitkit.model.pretraining_config import make_student_config
     >>> from vitkit.model.vit import ViT
-    >>> config = ViTConfig(image_size=8, patch_size=4, width=8, depth=1, heads=2, mlp_dim=16, classes=5)
-    >>> model = Distilled(ViT(as_student(config, token=True)))
+    >>> config = ViTConfig(image_size=8, patch_size=4, width=8, depth=1, heads=2, mlp_dim=16, num_classes=5)
+    >>> model = DistilledViT(ViT(make_student_config(config, token=True)))
     >>> [logits.shape for logits in model(torch.rand(2, 3, 8, 8))]
     [torch.Size([2, 5]), torch.Size([2, 5])]
     >>> model.eval()(torch.rand(2, 3, 8, 8)).shape
@@ -30,29 +33,30 @@ class Distilled(Pretraining):
     ) -> Float[Tensor, "B Y"] | tuple[Float[Tensor, "B Y"], Float[Tensor, "B Y"]]:
         head = self.encoder.head
         if self.training and isinstance(head, DistilledHead):
-            return head.both(self.encoder.features(images))
+            return head.forward_both(self.encoder.features(images))
         return self.encoder(images)
 
 
-def as_student(config: ViTConfig | BiTConfig, *, token: bool) -> ViTConfig | BiTConfig:
-    """The configuration with a distillation token beside the class token, or as it is where it has to do without.
+class FeatureStudent(PretrainingModel):
+    """Model that also projects its features to those of a teacher: a tuple in training, logits in evaluation.
 
-    >>> as_student(ViTConfig(), token=True).tokens.distillation
-    True
+    >>> from vitkit.model.config import BiTConfig
+    >>> model = FeatureStudent(BiT(BiTConfig(units=(1,), num_classes=5)), features=7)
+    >>> [output.shape for output in model(torch.rand(2, 3, 32, 32))]
+    [torch.Size([2, 5]), torch.Size([2, 7])]
     """
-    if isinstance(config, ViTConfig):
-        if config.tokens.distillation and not token:
-            raise ConfigError(
-                "the student has a distillation token, and a head for it",
-                expected="objective.distillation.token=true",
-                got="false",
-            )
-        return replace(config, tokens=replace(config.tokens, distillation=token))
-    if token:
-        raise ConfigError(
-            "a distillation token needs a Vision Transformer",
-            expected="a ViT",
-            got="a ResNet",
-            hint="set objective.distillation.token=false: both losses then act on the one head",
-        )
-    return config
+
+    def __init__(self, encoder: ViT | BiT, *, features: int, generator: torch.Generator | None = None) -> None:
+        super().__init__(encoder)
+        self.projection = nn.Linear(encoder.num_features, features)
+        with torch.no_grad():
+            if not self.projection.weight.is_meta:
+                xavier_uniform(self.projection.weight, generator)
+                self.projection.bias.zero_()
+
+    def forward(
+        self, images: Float[Tensor, "B C H W"]
+    ) -> Float[Tensor, "B Y"] | tuple[Float[Tensor, "B Y"], Float[Tensor, "B F"]]:
+        features = self.encoder.features(images)
+        logits = self.encoder.head(features)
+        return (logits, self.projection(features)) if self.training else logits

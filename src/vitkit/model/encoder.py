@@ -1,4 +1,4 @@
-"""Tokens go in, tokens come out: one Transformer encoder block (equations 2 and 3), and what can be kept of it."""
+"""Transformer encoder blocks (equations 2 and 3), and the capture of intermediate results."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -8,31 +8,13 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from vitkit.core.errors import InputError, check_positive
+from vitkit.core.errors import InputError
 from vitkit.core.shapes import Float, Tensor
-from vitkit.model.attention import Attention, AttentionConfig, AxialAttention, Projections
-from vitkit.model.positions import RelativePositions, Rotary
+from vitkit.model.attention import Attention, AxialAttention, Projections
+from vitkit.model.config import Activation, BlockConfig
+from vitkit.model.positions import NO_POSITIONS, AttentionPositions
 
-Activation = Literal["gelu_tanh", "gelu_erf", "swiglu"]
 Axis = Literal["row", "column"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class BlockConfig:
-    """What the blocks are made of. The defaults are the released code's; later models change them.
-
-    `layer_scale` is the starting value of a learned scale on each residual branch, None for no such scale.
-    `axial` splits each block in two, attending along rows and then along columns (D.6).
-    """
-
-    attention: AttentionConfig = AttentionConfig()
-    activation: Activation = "gelu_tanh"
-    norm_eps: float = 1e-6
-    layer_scale: float | None = None
-    axial: bool = False
-
-    def __post_init__(self) -> None:
-        check_positive("block.norm_eps", self.norm_eps)
 
 
 class Mlp(nn.Module):
@@ -50,13 +32,13 @@ class Mlp(nn.Module):
         if torch.is_grad_enabled():
             hidden = functional.gelu(hidden, approximate=self.approximate)
         else:
-            # In place where no gradient needs the input: getting fresh memory takes longer than the GELU itself.
+            # In place where no gradient needs the input: allocating memory takes longer than the GELU itself.
             torch.ops.aten.gelu_(hidden, approximate=self.approximate)
         return self.dropout(self.fc2(self.dropout(hidden)))
 
 
 class SwiGlu(nn.Module):
-    """A gated MLP: half of the first layer, through SiLU, scales the other half."""
+    """Gated MLP: fc2(silu(g) * h), where g and h are the halves of fc1(x)."""
 
     def __init__(self, *, width: int, mlp_dim: int, dropout: float) -> None:
         super().__init__()
@@ -69,19 +51,15 @@ class SwiGlu(nn.Module):
         return self.dropout(self.fc2(self.dropout(functional.silu(gate) * hidden)))
 
 
-def mlp(*, width: int, mlp_dim: int, activation: Activation, dropout: float = 0.0) -> nn.Module:
-    """The MLP of a block or of a pooling head.
-
-    >>> mlp(width=8, mlp_dim=32, activation="swiglu").fc1.out_features
-    64
-    """
+def create_mlp(*, width: int, mlp_dim: int, activation: Activation, dropout: float = 0.0) -> nn.Module:
+    """Create the MLP of a block or of a pooling head."""
     if activation == "swiglu":
         return SwiGlu(width=width, mlp_dim=mlp_dim, dropout=dropout)
     return Mlp(width=width, mlp_dim=mlp_dim, activation=activation, dropout=dropout)
 
 
 class LayerScale(nn.Module):
-    """A learned scale for each channel of a residual branch."""
+    """Learned scale per channel of a residual branch."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -92,21 +70,24 @@ class LayerScale(nn.Module):
 
 
 class StochasticDepth(nn.Module):
-    """Leaves out a residual branch for whole images at random, and scales up those that stay."""
+    """Drops a residual branch of whole images at random in training, and scales the others by 1 / (1 - rate)."""
 
-    def __init__(self, share: float) -> None:
+    def __init__(self, rate: float) -> None:
         super().__init__()
-        self.share = share
+        self.rate = rate
 
     def forward(self, branch: Float[Tensor, "B L D"]) -> Float[Tensor, "B L D"]:
-        if not self.training or self.share == 0.0:
+        if not self.training or self.rate == 0.0:
             return branch
-        stays = torch.rand(branch.shape[0], 1, 1, device=branch.device) >= self.share
-        return branch * stays.to(branch.dtype) / (1.0 - self.share)
+        mask = torch.rand(branch.shape[0], 1, 1, device=branch.device) >= self.rate
+        return branch * mask.to(branch.dtype) / (1.0 - self.rate)
 
 
 class Block(nn.Module):
-    """z' = MSA(LN(z)) + z, then z = MLP(LN(z')) + z' (equations 2 and 3)."""
+    r"""Pre-norm Transformer block (equations 2 and 3).
+
+    .. math:: z' = \mathrm{MSA}(\mathrm{LN}(z)) + z, \qquad z'' = \mathrm{MLP}(\mathrm{LN}(z')) + z'
+    """
 
     def __init__(
         self,
@@ -127,43 +108,33 @@ class Block(nn.Module):
         self.attn = attention
         self.ls1 = layer_scale()
         self.norm2 = nn.LayerNorm(width, eps=config.norm_eps)
-        self.mlp = mlp(width=width, mlp_dim=mlp_dim, activation=config.activation, dropout=dropout)
+        self.mlp = create_mlp(width=width, mlp_dim=mlp_dim, activation=config.activation, dropout=dropout)
         self.ls2 = layer_scale()
         self.dropout = nn.Dropout(dropout)
         self.stochastic_depth = StochasticDepth(stochastic_depth)
 
     def forward(
-        self,
-        tokens: Float[Tensor, "B L D"],
-        *,
-        rotary: Rotary | None = None,
-        relative: RelativePositions | None = None,
-        rows: int | None = None,
+        self, tokens: Float[Tensor, "B L D"], *, positions: AttentionPositions = NO_POSITIONS, rows: int | None = None
     ) -> Float[Tensor, "B Q D"]:
-        """The block's output for the first `rows` tokens, or for all of them."""
+        """Return the block's output for the first `rows` tokens, or for all of them."""
         residual = tokens if rows is None else tokens[:, :rows]
-        branch = self.attn(self.norm1(tokens), rotary=rotary, relative=relative, rows=rows)
+        branch = self.attn(self.norm1(tokens), positions=positions, rows=rows)
         tokens = residual + self.stochastic_depth(self.ls1(self.dropout(branch)))
-        del branch  # the MLP needs the memory
-        return self._through_mlp(tokens)
+        del branch  # free the memory before the MLP
+        return self._add_mlp(tokens)
 
-    def shown(
-        self,
-        tokens: Float[Tensor, "B L D"],
-        *,
-        rotary: Rotary | None = None,
-        relative: RelativePositions | None = None,
+    def forward_with_weights(
+        self, tokens: Float[Tensor, "B L D"], *, positions: AttentionPositions = NO_POSITIONS
     ) -> tuple[Float[Tensor, "B L D"], Float[Tensor, "B A L L"]]:
-        """The block's output, computed from attention weights that gradients pass through, and these weights."""
-        branch, weights = self.attn.shown(self.norm1(tokens), rotary=rotary, relative=relative)
-        return self._through_mlp(tokens + self.stochastic_depth(self.ls1(self.dropout(branch)))), weights
+        """Return the block's output and its attention weights, through which gradients flow."""
+        branch, weights = self.attn.forward_with_weights(self.norm1(tokens), positions=positions)
+        return self._add_mlp(tokens + self.stochastic_depth(self.ls1(self.dropout(branch)))), weights
 
-    def _through_mlp(self, tokens: Float[Tensor, "B Q D"]) -> Float[Tensor, "B Q D"]:
-        """Equation 3."""
+    def _add_mlp(self, tokens: Float[Tensor, "B Q D"]) -> Float[Tensor, "B Q D"]:
         return tokens + self.stochastic_depth(self.ls2(self.mlp(self.norm2(tokens))))
 
 
-def blocks(
+def create_blocks(
     config: BlockConfig,
     *,
     depth: int,
@@ -174,16 +145,11 @@ def blocks(
     dropout: float,
     stochastic_depth: float,
 ) -> nn.ModuleList:
-    """The encoder's blocks; an axial encoder has two for each of its layers, one a direction.
-
-    >>> len(blocks(BlockConfig(axial=True), depth=3, width=8, heads=2, mlp_dim=16, grid=(2, 2),
-    ...            dropout=0.0, stochastic_depth=0.0))
-    6
-    """
+    """Create the blocks of an encoder; an axial encoder has two per layer, one for each direction."""
     axes: list[Axis | None] = ["row", "column"] * depth if config.axial else [None] * depth
-    shares = [stochastic_depth * index / max(len(axes) - 1, 1) for index in range(len(axes))]
+    rates = [stochastic_depth * index / max(len(axes) - 1, 1) for index in range(len(axes))]
 
-    def attention(axis: Axis | None) -> Attention:
+    def create_attention(axis: Axis | None) -> Attention:
         if axis is None:
             return Attention(config.attention, width=width, heads=heads, norm_eps=config.norm_eps)
         return AxialAttention(
@@ -193,76 +159,75 @@ def blocks(
     return nn.ModuleList(
         Block(
             config,
-            attention=attention(axis),
+            attention=create_attention(axis),
             width=width,
             mlp_dim=mlp_dim,
             dropout=dropout,
-            stochastic_depth=share,
+            stochastic_depth=rate,
         )
-        for axis, share in zip(axes, shares, strict=True)
+        for axis, rate in zip(axes, rates, strict=True)
     )
 
 
-def as_it_is(attention: Float[Tensor, "B A L L"]) -> Float[Tensor, "B A L L"]:
-    """All of a layer's attention."""
+def _identity(attention: Float[Tensor, "B A L L"]) -> Float[Tensor, "B A L L"]:
     return attention
 
 
 @dataclass(frozen=True, kw_only=True)
-class Keep:
-    """The layers of which to keep something while encoding, counted from 0, or from -1 at the end.
+class Capture:
+    """Intermediate results to keep while encoding, by layer; negative indices count from the end.
 
-    Of attention `summary` is kept, such as the mean over heads: it is computed layer by layer, so that the attention
-    of many layers, L² numbers a head, is never there at once.
+    `summary` reduces the attention weights of a layer before they are stored, for example to their mean over heads.
+    It is applied layer by layer, so the L² weights per head of many layers are never held at once.
     """
 
     attention: Sequence[int] = ()
     queries: Sequence[int] = ()
     keys: Sequence[int] = ()
     outputs: Sequence[int] = ()
-    summary: Callable[[Float[Tensor, "B A L L"]], Tensor] = as_it_is
+    summary: Callable[[Float[Tensor, "B A L L"]], Tensor] = _identity
 
-    def within(self, depth: int) -> "Keep":
-        """The same with every layer counted from 0."""
+    def resolve(self, depth: int) -> "Capture":
+        """Return the same capture with non-negative layer indices."""
 
-        def count(layers: Sequence[int]) -> tuple[int, ...]:
+        def resolve(layers: Sequence[int]) -> tuple[int, ...]:
             for layer in layers:
                 if not -depth <= layer < depth:
-                    raise InputError("no such layer to keep", expected=f"{-depth} to {depth - 1}", got=layer)
+                    raise InputError("no such layer to capture", expected=f"{-depth} to {depth - 1}", got=layer)
             return tuple(layer % depth for layer in layers)
 
         return replace(
             self,
-            attention=count(self.attention),
-            queries=count(self.queries),
-            keys=count(self.keys),
-            outputs=count(self.outputs),
+            attention=resolve(self.attention),
+            queries=resolve(self.queries),
+            keys=resolve(self.keys),
+            outputs=resolve(self.outputs),
         )
 
-    def looks_inside(self, layer: int) -> bool:
-        """Whether something of this layer's attention is wanted."""
+    def needs_projections(self, layer: int) -> bool:
+        """Return whether the queries, keys or attention weights of a layer are captured."""
         return layer in self.attention or layer in self.queries or layer in self.keys
 
 
-NOTHING = Keep()
+NO_CAPTURE = Capture()
 
 
 @dataclass(kw_only=True)
-class Encoded:
-    """What encoding gives: z_L, and by layer what was asked to be kept."""
+class EncoderOutput:
+    """Tokens z_L after the last block, and the captured results by layer."""
 
     tokens: Float[Tensor, "B L D"]
     attention: dict[int, Tensor] = field(default_factory=dict)
-    """(B A L L), or the summary of it."""
+    """(B A L L), or its summary."""
     queries: dict[int, Float[Tensor, "B A L K"]] = field(default_factory=dict)
     keys: dict[int, Float[Tensor, "B A L K"]] = field(default_factory=dict)
     outputs: dict[int, Float[Tensor, "B L D"]] = field(default_factory=dict)
 
-    def look(self, keep: Keep, layer: int, attention: Attention, projections: Projections) -> None:
-        """Store what `keep` wants of a layer's attention; copies, so that the rest of the layer can go."""
-        if layer in keep.queries:
+    def record(self, capture: Capture, layer: int, attention: Attention, projections: Projections) -> None:
+        """Store what is captured of a layer's attention, as copies that do not keep the projections alive."""
+        if layer in capture.queries:
             self.queries[layer] = projections.queries.contiguous()
-        if layer in keep.keys:
+        if layer in capture.keys:
             self.keys[layer] = projections.keys.contiguous()
-        if layer in keep.attention:
-            self.attention[layer] = keep.summary(attention.weights(projections))
+        if layer in capture.attention:
+            self.attention[layer] = capture.summary(attention.attention_weights(projections))

@@ -1,278 +1,185 @@
-"""A ViT goes in; a model around it that is asked for hidden patches comes out: masked prediction, or an autoencoder.
+"""Models that wrap a ViT for self-supervised pre-training.
 
-    masked       images → patches → some replaced → + positions → encode → norm → a head at the replaced places
-    autoencoder  images → the visible patches alone → encode → norm → a light decoder that fills in the others
+    masked patches  images → patch embeddings → corrupt → embed_patches → encode → norm → linear head
+    autoencoder     images → visible patches → encode → norm → decoder over all patches → pixels
 
-Both use only the ViT's four steps. What is trained is the whole; what is kept of it is the encoder.
+Both use the public steps of the ViT. After pre-training only the encoder is kept.
 """
 
-from dataclasses import dataclass, replace
-from typing import Literal, cast
+from dataclasses import replace
+from typing import cast
 
 import torch
 from torch import nn
 
-from vitkit.core.errors import ConfigError, check_positive
-from vitkit.core.shapes import Bool, Float, Int, Tensor, pair
-from vitkit.model.config import ViTConfig, patches_may_be_left_out
-from vitkit.model.encoder import Block, blocks
-from vitkit.model.initialise import initialise, normal, xavier_uniform
+from vitkit.core.errors import ConfigError
+from vitkit.core.shapes import Bool, Float, Int, Tensor
+from vitkit.core.sizes import pair
+from vitkit.model.config import ViTConfig, check_patches_removable
+from vitkit.model.encoder import Block, create_blocks
+from vitkit.model.init import initialize, normal, xavier_uniform
 from vitkit.model.patches import select_patches
 from vitkit.model.positions import sincos_2d
+from vitkit.model.pretraining_config import MAEConfig, MaskedConfig
 from vitkit.model.vit import ViT
 
-Target = Literal["mean_colour", "downsized", "pixels"]
-
-LEVELS = 8
-"""Colours are told apart at 3 bits a channel (appendix B.1.2)."""
-DOWNSIZED = 4
-"""Rows and columns of a downsized patch."""
+ENCODER_PREFIX = "encoder."
+"""Prefix of the encoder's parameter names in a `PretrainingModel`."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class MaskedConfig:
-    """Masked patch prediction (appendix B.1.2): which share of patches is corrupted and how, and what is asked of them.
-
-    Of the `corrupted`, the share `mask` becomes the learned [mask] embedding and the share `other` the embedding of
-    another patch of the same image; the rest stays as it is. `target` is the mean colour of the patch at 3 bits a
-    channel, the same of each cell of the patch downsized to 4 × 4, or all of its pixels.
-    """
-
-    target: Target = "mean_colour"
-    corrupted: float = 0.5
-    mask: float = 0.8
-    other: float = 0.1
-
-    def __post_init__(self) -> None:
-        for name in ("corrupted", "mask", "other"):
-            if not 0.0 <= getattr(self, name) <= 1.0:
-                raise ConfigError(
-                    f"objective.masked.{name} is not a share", expected="0 ≤ share ≤ 1", got=getattr(self, name)
-                )
-        check_positive("objective.masked.corrupted", self.corrupted)
-        if self.mask + self.other > 1.0 + 1e-9:
-            raise ConfigError(
-                "objective.masked.mask and objective.masked.other are shares of the same patches",
-                expected="a sum of at most 1",
-                got=self.mask + self.other,
-            )
-
-
-@dataclass(frozen=True, kw_only=True)
-class AutoencoderConfig:
-    """The masked autoencoder (He et al., 2021): the share of patches that is hidden, and the decoder.
-
-    With `normalise` each hidden patch is asked for with mean 0 and variance 1. The decoder's defaults are MAE's.
-    """
-
-    hidden: float = 0.75
-    width: int = 512
-    depth: int = 8
-    heads: int = 16
-    normalise: bool = True
-
-    def __post_init__(self) -> None:
-        if not 0.0 < self.hidden < 1.0:
-            raise ConfigError("objective.autoencoder.hidden is not a share", expected="0 < share < 1", got=self.hidden)
-        for name in ("width", "depth", "heads"):
-            check_positive(f"objective.autoencoder.{name}", getattr(self, name))
-        if self.width % 4 or self.width % self.heads:
-            raise ConfigError(
-                "objective.autoencoder.width is shared out among heads, and among the parts of its positions",
-                expected=f"a multiple of 4 and of {self.heads}",
-                got=self.width,
-            )
-
-
-class Pretraining(nn.Module):
-    """A model around an encoder, whose parameters are named `encoder.…`; all others end with the pre-training."""
+class PretrainingModel(nn.Module):
+    """Base of models that wrap an encoder; all other parameters are discarded after pre-training."""
 
     encoder: ViT
 
-    def __init__(self, encoder: ViT) -> None:
+    def __init__(self, encoder: nn.Module) -> None:
         super().__init__()
-        self.encoder = encoder
+        self.encoder = cast("ViT", encoder)  # a BiT only in FeatureStudent, which uses what both have
 
-    def encoded(self, tokens: Float[Tensor, "B L D"]) -> Float[Tensor, "B L D"]:
-        """z_L after the last norm, wherever that stands in the encoder, of the prefix and of the patches."""
+    def encode_normalized(self, tokens: Float[Tensor, "B L D"]) -> Float[Tensor, "B L D"]:
+        """Return z_L after the last norm, which some encoders have before and some after pooling."""
         return self.encoder.fc_norm(self.encoder.norm(self.encoder.encode(tokens).tokens))
 
 
-ENCODER = "encoder."
-"""What the names of an encoder's parameters begin with inside a model of pre-training."""
+def get_encoder(model: nn.Module) -> nn.Module:
+    """Return the encoder of a `PretrainingModel`, or the model itself."""
+    return model.encoder if isinstance(model, PretrainingModel) else model
 
 
-def encoder_of(model: nn.Module) -> nn.Module:
-    """The model that a run is about: the one inside a model of pre-training, or the model itself.
+class MaskedPatches(PretrainingModel):
+    """Masked patch prediction (appendix B.1.2): a linear head on the tokens of corrupted patches.
 
-    >>> vit = ViT(ViTConfig(image_size=8, patch_size=4, width=8, depth=1, heads=2, mlp_dim=16, classes=0))
-    >>> encoder_of(MaskedPatches(vit, MaskedConfig())) is encoder_of(vit) is vit
-    True
-    """
-    return model.encoder if isinstance(model, Pretraining) else model
-
-
-class MaskedPatches(Pretraining):
-    """Predicts what corrupted patches were (appendix B.1.2): one linear head on their tokens.
-
-    >>> vit = ViT(ViTConfig(image_size=8, patch_size=4, width=8, depth=1, heads=2, mlp_dim=16, classes=0))
+    >>> vit = ViT(ViTConfig(image_size=8, patch_size=4, width=8, depth=1, heads=2, mlp_dim=16, num_classes=0))
     >>> sources, masked = torch.arange(4)[None], torch.tensor([[True, False, False, False]])
     >>> MaskedPatches(vit, MaskedConfig())(torch.rand(1, 3, 8, 8), sources, masked, torch.tensor([[0, 2]])).shape
     torch.Size([1, 2, 1, 512])
     """
 
     def __init__(self, encoder: ViT, config: MaskedConfig, *, generator: torch.Generator | None = None) -> None:
-        patches_stand_alone(encoder.config)
+        _check_maskable(encoder.config)
         super().__init__(encoder)
-        self.settings = config
-        leave_pooling_alone(encoder)
-        self.questions, self.answers = answers(config.target, encoder.config)
+        self.config = config
+        _freeze_unused_layers(encoder)
+        self.output_shape = config.output_shape(encoder.config)
         width = encoder.config.width
         self.mask_token = nn.Parameter(torch.empty(1, 1, width))
-        self.mask_head = nn.Linear(width, self.questions * self.answers)
+        self.mask_head = nn.Linear(width, self.output_shape[0] * self.output_shape[1])
         with torch.no_grad():
-            normal(self.mask_token, generator, deviation=0.02)
-            dense(self.mask_head, generator)
+            normal(self.mask_token, generator, std=0.02)
+            _initialize_dense(self.mask_head, generator)
 
     def forward(
         self,
         images: Float[Tensor, "B C H W"],
         sources: Int[Tensor, "B N"],
         masked: Bool[Tensor, "B N"],
-        places: Int[Tensor, "B asked"],
-    ) -> Float[Tensor, "B asked questions answers"]:
-        """What is said of the patches at `places`.
+        indices: Int[Tensor, "B predicted"],
+    ) -> Float[Tensor, "B predicted questions outputs"]:
+        """Return the predictions for the patches at `indices`.
 
-        Each patch has the embedding of the patch that `sources` names, or where it is `masked` the learned one.
-        Positions are added afterwards: a masked token knows where it is, and nothing else.
+        Each patch gets the embedding of the patch that `sources` names, or the learned one where it is `masked`.
+        Positions are added afterwards, so a masked token keeps its position.
         """
         encoder = self.encoder
         patches = select_patches(encoder.patch_embed(images), sources)
         patches = torch.where(masked[:, :, None], self.mask_token.to(patches.dtype), patches)
-        tokens = self.encoded(encoder.sequence(patches))[:, encoder.config.prefix :]
-        return self.mask_head(select_patches(tokens, places)).unflatten(2, (self.questions, self.answers))
+        tokens = self.encode_normalized(encoder.embed_patches(patches))[:, encoder.config.prefix :]
+        return self.mask_head(select_patches(tokens, indices)).unflatten(2, self.output_shape)
 
 
-def answers(target: Target, config: ViTConfig) -> tuple[int, int]:
-    """How many things are asked of a patch, and between how many answers, or for how many numbers.
+class MaskedAutoencoder(PretrainingModel):
+    """Masked autoencoder (MAE): the encoder sees the visible patches only, a decoder predicts the others.
 
-    >>> answers("mean_colour", ViTConfig()), answers("downsized", ViTConfig(channels=1)), answers("pixels", ViTConfig())
-    ((1, 512), (16, 8), (1, 768))
-    """
-    height, width = pair(config.patch_size)
-    if target == "pixels":
-        return 1, height * width * config.channels
-    if config.channels > 3:
-        raise ConfigError(
-            "colour classes are for images of at most three channels",
-            expected="objective.masked.target=pixels",
-            got=f"{target}, and {config.channels} channels",
-        )
-    if target == "downsized" and min(height, width) < DOWNSIZED:
-        raise ConfigError(
-            "the patch is too small to be downsized",
-            expected=f"{DOWNSIZED}×{DOWNSIZED} pixels or more",
-            got=f"{height}×{width}",
-            hint="use objective.masked.target=mean_colour or pixels",
-        )
-    return DOWNSIZED**2 if target == "downsized" else 1, LEVELS**config.channels
+    The decoder's parameters have the names of MAE's released code. Predictions have its order too: pixels of a patch
+    row by row, with the channels of a pixel adjacent.
 
-
-class MaskedAutoencoder(Pretraining):
-    """Fills in hidden patches from the visible ones, which are all that its encoder sees (MAE).
-
-    The decoder's parameters have the names of MAE's released code, and its predictions their order: the pixels of a
-    patch row by row, the channels of each together.
-
-    >>> vit = ViT(ViTConfig(image_size=8, patch_size=4, width=8, depth=1, heads=2, mlp_dim=16, classes=0))
-    >>> model = MaskedAutoencoder(vit, AutoencoderConfig(width=8, depth=1, heads=2))
+    >>> vit = ViT(ViTConfig(image_size=8, patch_size=4, width=8, depth=1, heads=2, mlp_dim=16, num_classes=0))
+    >>> model = MaskedAutoencoder(vit, MAEConfig(width=8, depth=1, heads=2))
     >>> model(torch.rand(1, 3, 8, 8), torch.tensor([[1]]), torch.tensor([[0, 2, 3]])).shape
     torch.Size([1, 3, 48])
     """
 
-    def __init__(self, encoder: ViT, config: AutoencoderConfig, *, generator: torch.Generator | None = None) -> None:
-        patches_stand_alone(encoder.config)
-        patches_may_be_left_out(encoder.config)
+    def __init__(self, encoder: ViT, config: MAEConfig, *, generator: torch.Generator | None = None) -> None:
+        vit = encoder.config
+        _check_maskable(vit)
+        check_patches_removable(vit)
         super().__init__(encoder)
-        self.settings = config
-        leave_pooling_alone(encoder)
-        of_encoder = encoder.config
-        height, width = pair(of_encoder.patch_size)
-        self.decoder_embed = nn.Linear(of_encoder.width, config.width)
+        self.config = config
+        _freeze_unused_layers(encoder)
+        height, width = pair(vit.patch_size)
+        self.decoder_embed = nn.Linear(vit.width, config.width)
         self.mask_token = nn.Parameter(torch.empty(1, 1, config.width))
-        positions = sincos_2d(of_encoder.grid, width=config.width, like="mae", prefix=of_encoder.prefix)
+        positions = sincos_2d(vit.grid, width=config.width, like="mae", prefix=vit.prefix)
         self.decoder_pos_embed = nn.Parameter(positions, requires_grad=False)
-        self.decoder_blocks = blocks(
-            replace(of_encoder.block, axial=False, layer_scale=None),
+        self.decoder_blocks = create_blocks(
+            replace(vit.block, axial=False, layer_scale=None),
             depth=config.depth,
             width=config.width,
             heads=config.heads,
             mlp_dim=4 * config.width,
-            grid=of_encoder.grid,
+            grid=vit.grid,
             dropout=0.0,
             stochastic_depth=0.0,
         )
-        self.decoder_norm = nn.LayerNorm(config.width, eps=of_encoder.block.norm_eps)
-        self.decoder_pred = nn.Linear(config.width, height * width * of_encoder.channels)
+        self.decoder_norm = nn.LayerNorm(config.width, eps=vit.block.norm_eps)
+        self.decoder_pred = nn.Linear(config.width, height * width * vit.channels)
         with torch.no_grad():
-            normal(self.mask_token, generator, deviation=0.02)
+            normal(self.mask_token, generator, std=0.02)
             for layer in (self.decoder_embed, self.decoder_pred):
-                dense(layer, generator)
-            as_encoder = nn.Module()
-            as_encoder.blocks = self.decoder_blocks  # the table of starting values knows blocks by this name
-            initialise(as_encoder, gated_mlp=of_encoder.block.activation == "swiglu", generator=generator)
+                _initialize_dense(layer, generator)
+            renamed = nn.Module()
+            renamed.blocks = self.decoder_blocks  # the name that the initialization rules expect
+            initialize(renamed, gated_mlp=vit.block.activation == "swiglu", generator=generator)
 
     def forward(
-        self, images: Float[Tensor, "B C H W"], visible: Int[Tensor, "B kept"], places: Int[Tensor, "B asked"]
-    ) -> Float[Tensor, "B asked P"]:
-        """The pixels of the patches at `places`, from the visible patches."""
-        return self.decode(self.encode_visible(images, visible), visible, places)
+        self, images: Float[Tensor, "B C H W"], visible: Int[Tensor, "B kept"], indices: Int[Tensor, "B predicted"]
+    ) -> Float[Tensor, "B predicted P"]:
+        """Return the predicted pixels of the patches at `indices`, given the visible patches."""
+        return self.decode(self.encode_visible(images, visible), visible, indices)
 
     def encode_visible(
         self, images: Float[Tensor, "B C H W"], visible: Int[Tensor, "B kept"]
     ) -> Float[Tensor, "B L D"]:
-        """The encoder's output for the prefix and the visible patches."""
-        return self.encoded(self.encoder.embed(images, visible=visible))
+        """Return the encoder's output for the prefix tokens and the visible patches."""
+        return self.encode_normalized(self.encoder.embed(images, visible=visible))
 
     def decode(
-        self, tokens: Float[Tensor, "B L D"], visible: Int[Tensor, "B kept"], places: Int[Tensor, "B asked"]
-    ) -> Float[Tensor, "B asked P"]:
-        """The decoder's answer: the mask token stands wherever a patch was hidden, and all tokens have their place."""
+        self, tokens: Float[Tensor, "B L D"], visible: Int[Tensor, "B kept"], indices: Int[Tensor, "B predicted"]
+    ) -> Float[Tensor, "B predicted P"]:
+        """Return the predicted pixels at `indices`; the mask token takes the place of every patch not visible."""
         prefix, patches = self.encoder.config.prefix, self.encoder.config.patches
         tokens = self.decoder_embed(tokens)
         width = tokens.shape[2]
-        everywhere = self.mask_token.to(tokens.dtype).expand(tokens.shape[0], patches, -1)
-        put = everywhere.scatter(1, visible[:, :, None].expand(-1, -1, width), tokens[:, prefix:])
-        tokens = torch.cat([tokens[:, :prefix], put], dim=1) + self.decoder_pos_embed
+        masked = self.mask_token.to(tokens.dtype).expand(tokens.shape[0], patches, -1)
+        filled = masked.scatter(1, visible[:, :, None].expand(-1, -1, width), tokens[:, prefix:])
+        tokens = torch.cat([tokens[:, :prefix], filled], dim=1) + self.decoder_pos_embed
         for block in cast("list[Block]", self.decoder_blocks):
             tokens = block(tokens)
-        return self.decoder_pred(self.decoder_norm(select_patches(tokens[:, prefix:], places)))
+        return self.decoder_pred(self.decoder_norm(select_patches(tokens[:, prefix:], indices)))
 
 
-def dense(layer: nn.Linear, generator: torch.Generator | None) -> None:
-    """Set a dense layer as the released code of both papers does."""
+def _initialize_dense(layer: nn.Linear, generator: torch.Generator | None) -> None:
     xavier_uniform(layer.weight, generator)
     layer.bias.zero_()
 
 
-def leave_pooling_alone(encoder: ViT) -> None:
-    """What follows the last norm is asked for nothing, and so has nothing to learn from."""
-    for unread in (encoder.attn_pool, encoder.pre_logits, encoder.head):
-        if unread is not None:
-            unread.requires_grad_(False)
+def _freeze_unused_layers(encoder: ViT) -> None:
+    """Freeze the layers after the last norm, which get no gradient in pre-training."""
+    for layer in (encoder.attn_pool, encoder.pre_logits, encoder.head):
+        if layer is not None:
+            layer.requires_grad_(False)
 
 
-def patches_stand_alone(config: ViTConfig) -> None:
-    """A patch that is hidden must not be seen by its neighbours, and which are hidden is for the objective to say."""
+def _check_maskable(config: ViTConfig) -> None:
     if config.backbone is not None:
         raise ConfigError(
-            "a hybrid's patches have seen their neighbours, and hiding one hides nothing",
+            "masking needs patches that are independent of each other, and those of a hybrid overlap",
             expected="a ViT without backbone",
             hint="take a plain model such as B/16, or objective.name=supervised",
         )
     if config.dropout.patches:
         raise ConfigError(
-            "patches are hidden, and cannot be left out at random as well",
+            "patch dropout cannot be combined with masking",
             expected="dropout.patches=0",
             got=config.dropout.patches,
         )

@@ -1,42 +1,20 @@
-"""Images go in, a sequence of patch embeddings comes out (section 3.1, the x_p E of equation 1)."""
+"""Patch embeddings (section 3.1, the x_p E of equation 1), the selection of patches, and the validation of images."""
+
+from collections.abc import Sequence
 
 import torch
 from einops import rearrange
 from torch import nn
 from torch.nn import functional
 
-from vitkit.core.errors import ConfigError
-from vitkit.core.shapes import Float, Int, Size, Tensor, pair
-from vitkit.model.inputs import check_images
-from vitkit.model.resnet import Backbone
-
-
-def patch_grid(image_size: Size, *, patch_size: Size) -> tuple[int, int]:
-    """Rows and columns of patches in an image; the patch must divide the image, nothing is cropped.
-
-    >>> patch_grid(224, patch_size=16), patch_grid((224, 320), patch_size=32)
-    ((14, 14), (7, 10))
-    """
-    (height, width), (patch_height, patch_width) = pair(image_size), pair(patch_size)
-    if min(height, width, patch_height, patch_width) < 1:
-        raise ConfigError(
-            "image and patch sizes must be positive",
-            expected="1 pixel or more",
-            got=f"an image of {height}×{width} in patches of {patch_height}×{patch_width}",
-        )
-    if height % patch_height or width % patch_width:
-        nearest = tuple(max(1, round(a / b)) * b for a, b in ((height, patch_height), (width, patch_width)))
-        raise ConfigError(
-            "the patch does not divide the image",
-            expected=f"multiples of {patch_height}×{patch_width}",
-            got=f"{height}×{width}",
-            hint=f"use an image size of {nearest[0]}×{nearest[1]}, or another patch size",
-        )
-    return height // patch_height, width // patch_width
+from vitkit.core.errors import InputError
+from vitkit.core.shapes import Float, Int, Tensor
+from vitkit.core.sizes import Size, pair
+from vitkit.model.config import ViTConfig, patch_grid
 
 
 def patchify(images: Float[Tensor, "B C H W"], *, patch_size: Size) -> Float[Tensor, "B N P"]:
-    """Cut images into flattened patches, row by row, top to bottom.
+    """Cut images into flattened patches, row by row.
 
     Within a patch the order is channel, row, column: that of a convolution kernel.
 
@@ -48,12 +26,7 @@ def patchify(images: Float[Tensor, "B C H W"], *, patch_size: Size) -> Float[Ten
 
 
 def unpatchify(patches: Float[Tensor, "B N P"], *, patch_size: Size, grid: tuple[int, int]) -> Float[Tensor, "B C H W"]:
-    """Put patches back into images: the inverse of `patchify`.
-
-    >>> images = torch.rand(2, 3, 32, 48)
-    >>> bool((unpatchify(patchify(images, patch_size=16), patch_size=16, grid=(2, 3)) == images).all())
-    True
-    """
+    """Assemble patches into images, the inverse of `patchify`."""
     (rows, columns), (height, width) = grid, pair(patch_size)
     return rearrange(
         patches,
@@ -65,36 +38,45 @@ def unpatchify(patches: Float[Tensor, "B N P"], *, patch_size: Size, grid: tuple
     )
 
 
-def random_patches(
+def sample_patches(
     batch: int,
     *,
     patches: int,
-    keep: int,
+    count: int,
     device: torch.device | None = None,
     generator: torch.Generator | None = None,
 ) -> Int[Tensor, "B kept"]:
-    """For each image the indices of `keep` patches drawn without replacement, in reading order.
-
-    >>> random_patches(1, patches=4, keep=4).tolist()
-    [[0, 1, 2, 3]]
-    """
+    """Draw `count` patch indices per image without replacement, in ascending order."""
     order = torch.rand(batch, patches, device=device, generator=generator).argsort(dim=1)
-    return order[:, :keep].sort(dim=1).values
+    return order[:, :count].sort(dim=1).values
 
 
 def select_patches(patches: Float[Tensor, "B N D"], indices: Int[Tensor, "B kept"]) -> Float[Tensor, "B kept D"]:
-    """The chosen patches of each image.
-
-    >>> select_patches(torch.arange(3.0).reshape(1, 3, 1), torch.tensor([[0, 2]])).flatten().tolist()
-    [0.0, 2.0]
-    """
+    """Gather the patches of each image by index."""
     return patches.gather(1, indices[:, :, None].expand(-1, -1, patches.shape[-1]))
 
 
-class PatchProjection(nn.Module):
-    """E of equation 1: one linear layer over flattened patches, its weight kept in convolution layout.
+def resize_kernel(kernel: Float[Tensor, "D C P Q"], size: tuple[int, int]) -> Float[Tensor, "D C P2 Q2"]:
+    """Return the kernel whose response to a resized patch is closest to the old kernel's response to the patch.
 
-    The two layouts hold the same numbers; checkpoints use the convolution's, matrix products are faster.
+    With R the matrix that resizes a patch bilinearly, that is the pseudo-inverse of R's transpose times the kernel
+    (FlexiViT). For larger patches the responses are the same. Resizing the kernel like an image instead would scale
+    them with the patch's area.
+    """
+    old = (kernel.shape[2], kernel.shape[3])
+    if old == size:
+        return kernel
+    pixels = torch.eye(old[0] * old[1], dtype=torch.float64).reshape(-1, 1, *old)
+    resized = functional.interpolate(pixels, size=size, mode="bilinear", align_corners=False)
+    inverse = torch.linalg.pinv(resized.flatten(1))  # (new pixels) × (old pixels): pseudo-inverse of R's transpose
+    return (kernel.double().flatten(2) @ inverse.T).reshape(*kernel.shape[:2], *size).to(kernel.dtype)
+
+
+class PatchProjection(nn.Module):
+    """Projection E of equation 1: a linear layer over flattened patches.
+
+    The weight has the shape of a convolution kernel, as in checkpoints; the matrix product is faster than a
+    convolution and computes the same.
     """
 
     def __init__(self, *, channels: int, patch_size: Size, width: int) -> None:
@@ -109,19 +91,61 @@ class PatchProjection(nn.Module):
 
 
 class PatchEmbedding(nn.Module):
-    """Images to patch embeddings: directly, or from a ResNet's feature map (the hybrid of section 3.1)."""
+    """Patch embeddings of images, or of a ResNet's feature map (the hybrid of section 3.1)."""
 
-    def __init__(
-        self, *, image_size: Size, channels: int, patch_size: Size, width: int, backbone: Backbone | None
-    ) -> None:
+    def __init__(self, config: ViTConfig, *, backbone: nn.Module | None) -> None:
         super().__init__()
-        self.image_size = pair(image_size)
-        self.channels = channels
-        self.backbone = backbone
-        self.proj = PatchProjection(
-            channels=backbone.width if backbone else channels, patch_size=patch_size, width=width
-        )
+        self.image_size, self.channels, self.backbone = pair(config.image_size), config.channels, backbone
+        channels = config.backbone.width if config.backbone else config.channels
+        self.proj = PatchProjection(channels=channels, patch_size=config.patch_size, width=config.width)
 
     def forward(self, images: Float[Tensor, "B C H W"]) -> Float[Tensor, "B N D"]:
         check_images(images, channels=self.channels, image_size=self.image_size)
         return self.proj(self.backbone(images) if self.backbone else images)
+
+    def resize(self, image_size: tuple[int, int], patch_size: tuple[int, int]) -> None:
+        """Take images of another size, or patches of another size with a resized kernel."""
+        self.image_size, self.proj.patch_size = image_size, patch_size
+        self.proj.weight.data = resize_kernel(self.proj.weight.data, patch_size)
+
+
+def check_images(images: Tensor | Sequence[object], *, channels: int, image_size: tuple[int, int] | None) -> None:
+    """Raise unless a batch has the model's layout, channels, size (any if None) and a floating-point type.
+
+    >>> import torch
+    >>> check_images(torch.zeros(2, 3, 32, 24), channels=3, image_size=(32, 32))
+    Traceback (most recent call last):
+    vitkit.core.errors.InputError: images are 32×24, the model takes 32×32
+    hint: model.preprocess(image) resizes; model.set_input_size((32, 24)) changes the model
+    """
+    height, width = ("H", "W") if image_size is None else image_size
+    expected = f"the model takes one tensor B×{channels}×{height}×{width}"
+    if not isinstance(images, Tensor):
+        raise InputError(
+            f"{expected}, got a {type(images).__name__} of {len(images)}",
+            hint="model.preprocess(list) resizes and stacks images of any size",
+        )
+    if images.ndim != 4:
+        raise InputError(
+            f"{expected}, got {'×'.join(map(str, images.shape))}",
+            hint="images[None] makes a batch of one" if images.ndim == 3 else "flatten the first dimensions",
+        )
+    if images.shape[1] != channels:
+        count = images.shape[1]
+        expand = "images.expand(-1, 3, -1, -1), or " if (count, channels) == (1, 3) else ""
+        raise InputError(
+            f"images have {count} channel{'s' if count != 1 else ''}, the model takes {channels}",
+            hint=f"{expand}vitkit.adapt(model, channels={count}).model",
+        )
+    if not images.is_floating_point():
+        raise InputError(
+            f"images are {str(images.dtype).removeprefix('torch.')}, the model takes normalized floats",
+            hint="model.preprocess.normalize(images), or model.preprocess(files)",
+        )
+    size = tuple(images.shape[2:])
+    if image_size is not None and size != image_size:
+        setting = size[0] if size[0] == size[1] else size
+        raise InputError(
+            f"images are {size[0]}×{size[1]}, the model takes {height}×{width}",
+            hint=f"model.preprocess(image) resizes; model.set_input_size({setting}) changes the model",
+        )

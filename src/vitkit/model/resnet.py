@@ -1,52 +1,48 @@
-"""ResNets with GroupNorm and weight standardisation: the hybrid's backbone, and BiT, the paper's baseline.
+"""ResNets with GroupNorm and weight standardization: the backbone of hybrids, and BiT, the paper's baseline.
 
-The two differ where their released weights do. The backbone normalises after each convolution (v1), pads like
-TensorFlow's SAME and divides weights by (std + 1e-5); BiT normalises before (v2), pads evenly and divides by
-sqrt(var + 1e-10). timm divides both by sqrt(var + 1e-8), and weights that were trained or tuned there want that.
+They differ as their released weights do. The backbone is a ResNet v1 (norm after convolution) with TensorFlow's SAME
+padding and weights divided by std + 1e-5; BiT is a ResNet v2 (norm before convolution) with symmetric padding and
+weights divided by sqrt(var + 1e-10). timm divides both by sqrt(var + 1e-8), and its weights need that.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Literal
 
 import torch
 from torch import nn
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
-from vitkit.core.errors import ConfigError, check_not_negative, check_positive
-from vitkit.core.shapes import Float, Size, Tensor, pair
-from vitkit.model.initialise import initialise
-from vitkit.model.inputs import check_images
-
-GROUPS = 32
-"""GroupNorm's groups, in every ResNet of the paper."""
-EXPANSION = 4
-"""A bottleneck unit's output is this many times wider than its inner convolutions."""
-Origin = Literal["google", "timm"]
+from vitkit.core.shapes import Float, Tensor
+from vitkit.core.sizes import Size
+from vitkit.model.base import ImageModel
+from vitkit.model.config import EXPANSION, GROUPS, STACK_GROUP, BackboneConfig, BiTConfig, ResNetOrigin, RootKind
+from vitkit.model.init import initialize
+from vitkit.model.patches import check_images
 
 
 @dataclass(frozen=True, kw_only=True)
-class Numbers:
-    """What one origin computes with: its padding, and what it adds to a deviation, or to a variance under the root."""
+class NumericConventions:
+    """Padding and epsilons of one library: `std_eps` is added to the deviation, `variance_eps` under the root."""
 
     pads_same: bool
     norm_eps: float
-    deviation_eps: float = 0.0
+    std_eps: float = 0.0
     variance_eps: float = 0.0
 
 
-HYBRID: dict[Origin, Numbers] = {
-    "google": Numbers(pads_same=True, norm_eps=1e-6, deviation_eps=1e-5),
-    "timm": Numbers(pads_same=True, norm_eps=1e-5, variance_eps=1e-8),
+HYBRID_CONVENTIONS: dict[ResNetOrigin, NumericConventions] = {
+    "google": NumericConventions(pads_same=True, norm_eps=1e-6, std_eps=1e-5),
+    "timm": NumericConventions(pads_same=True, norm_eps=1e-5, variance_eps=1e-8),
 }
-BIG_TRANSFER: dict[Origin, Numbers] = {
-    "google": Numbers(pads_same=False, norm_eps=1e-5, variance_eps=1e-10),
-    "timm": Numbers(pads_same=False, norm_eps=1e-5, variance_eps=1e-8),
+BIT_CONVENTIONS: dict[ResNetOrigin, NumericConventions] = {
+    "google": NumericConventions(pads_same=False, norm_eps=1e-5, variance_eps=1e-10),
+    "timm": NumericConventions(pads_same=False, norm_eps=1e-5, variance_eps=1e-8),
 }
 
 
 def same_padding(size: int, *, kernel: int, stride: int) -> tuple[int, int]:
-    """TensorFlow's SAME padding of one axis as (before, after), the odd pixel after.
+    """Return TensorFlow's SAME padding of one axis as (before, after), the odd pixel after.
 
     >>> same_padding(224, kernel=7, stride=2), same_padding(112, kernel=3, stride=2)
     ((2, 3), (0, 1))
@@ -58,7 +54,7 @@ def same_padding(size: int, *, kernel: int, stride: int) -> tuple[int, int]:
 def pad_same(
     images: Float[Tensor, "B C H W"], *, kernel: int, stride: int, value: float = 0.0
 ) -> Float[Tensor, "B C H2 W2"]:
-    """Pad both axes for a SAME window.
+    """Pad height and width by `same_padding`.
 
     >>> pad_same(torch.zeros(1, 1, 224, 224), kernel=7, stride=2).shape
     torch.Size([1, 1, 229, 229])
@@ -68,32 +64,32 @@ def pad_same(
     return functional.pad(images, (left, right, top, bottom), value=value)
 
 
-class StandardisedConv(nn.Conv2d):
-    """A convolution whose kernel is standardised over height, width and input channels before use."""
+class StandardizedConv(nn.Conv2d):
+    """Convolution with weight standardization over height, width and input channels."""
 
-    def __init__(self, inputs: int, outputs: int, *, kernel: int, stride: int, numbers: Numbers) -> None:
+    def __init__(self, inputs: int, outputs: int, *, kernel: int, stride: int, conventions: NumericConventions) -> None:
         super().__init__(inputs, outputs, kernel, stride=stride, bias=False)
-        self.numbers = numbers
+        self.conventions = conventions
 
-    def standardised(self) -> Float[Tensor, "outputs inputs k k"]:
-        """The kernel as it is applied."""
+    def standardized_weight(self) -> Float[Tensor, "outputs inputs k k"]:
+        """Return the standardized kernel."""
         variance, mean = torch.var_mean(self.weight, dim=(1, 2, 3), keepdim=True, correction=0)
-        if self.numbers.deviation_eps:
-            return (self.weight - mean) / (variance.sqrt() + self.numbers.deviation_eps)
-        return (self.weight - mean) * torch.rsqrt(variance + self.numbers.variance_eps)
+        if self.conventions.std_eps:
+            return (self.weight - mean) / (variance.sqrt() + self.conventions.std_eps)
+        return (self.weight - mean) * torch.rsqrt(variance + self.conventions.variance_eps)
 
     def forward(self, input: Float[Tensor, "B C H W"]) -> Float[Tensor, "B C2 H2 W2"]:  # noqa: A002
         (kernel, _), (stride, _) = self.kernel_size, self.stride
-        if self.numbers.pads_same:
+        if self.conventions.pads_same:
             padded = pad_same(input, kernel=kernel, stride=stride)
-            return functional.conv2d(padded, self.standardised(), stride=stride)
-        return functional.conv2d(input, self.standardised(), stride=stride, padding=kernel // 2)
+            return functional.conv2d(padded, self.standardized_weight(), stride=stride)
+        return functional.conv2d(input, self.standardized_weight(), stride=stride, padding=kernel // 2)
 
 
 class Downsample(nn.Module):
-    """The shortcut of a unit whose shape changes: a 1×1 convolution, normalised in the hybrid's backbone."""
+    """Shortcut of a unit that changes the shape: a 1×1 convolution, followed by a norm in the hybrid's backbone."""
 
-    def __init__(self, conv: StandardisedConv, norm: nn.Module) -> None:
+    def __init__(self, conv: StandardizedConv, norm: nn.Module) -> None:
         super().__init__()
         self.conv = conv
         self.norm = norm
@@ -103,13 +99,13 @@ class Downsample(nn.Module):
 
 
 class PostActivationUnit(nn.Module):
-    """A bottleneck with normalisation after each convolution: the unit of the hybrid's backbone."""
+    """Bottleneck with the norm after each convolution, the unit of the hybrid's backbone."""
 
-    def __init__(self, inputs: int, inner: int, *, stride: int, numbers: Numbers) -> None:
+    def __init__(self, inputs: int, inner: int, *, stride: int, conventions: NumericConventions) -> None:
         super().__init__()
         outputs = inner * EXPANSION
-        conv = partial(StandardisedConv, numbers=numbers)
-        norm = partial(nn.GroupNorm, GROUPS, eps=numbers.norm_eps)
+        conv = partial(StandardizedConv, conventions=conventions)
+        norm = partial(nn.GroupNorm, GROUPS, eps=conventions.norm_eps)
         self.conv1, self.norm1 = conv(inputs, inner, kernel=1, stride=1), norm(inner)
         self.conv2, self.norm2 = conv(inner, inner, kernel=3, stride=stride), norm(inner)
         self.conv3, self.norm3 = conv(inner, outputs, kernel=1, stride=1), norm(outputs)
@@ -125,13 +121,13 @@ class PostActivationUnit(nn.Module):
 
 
 class PreActivationUnit(nn.Module):
-    """A bottleneck with normalisation before each convolution: the unit of BiT."""
+    """Bottleneck with the norm before each convolution, the unit of BiT."""
 
-    def __init__(self, inputs: int, inner: int, *, stride: int, numbers: Numbers) -> None:
+    def __init__(self, inputs: int, inner: int, *, stride: int, conventions: NumericConventions) -> None:
         super().__init__()
         outputs = inner * EXPANSION
-        conv = partial(StandardisedConv, numbers=numbers)
-        norm = partial(nn.GroupNorm, GROUPS, eps=numbers.norm_eps)
+        conv = partial(StandardizedConv, conventions=conventions)
+        norm = partial(nn.GroupNorm, GROUPS, eps=conventions.norm_eps)
         self.norm1, self.conv1 = norm(inputs), conv(inputs, inner, kernel=1, stride=1)
         self.norm2, self.conv2 = norm(inner), conv(inner, inner, kernel=3, stride=stride)
         self.norm3, self.conv3 = norm(inner), conv(inner, outputs, kernel=1, stride=1)
@@ -151,70 +147,112 @@ Unit = type[PostActivationUnit] | type[PreActivationUnit]
 
 
 class Stage(nn.Module):
-    """Units of one resolution; the first changes width and, in all stages but the first, halves the map."""
+    """Units of one resolution; the first changes the width and, after the first stage, halves the resolution."""
 
-    def __init__(self, unit: Unit, *, units: int, inputs: int, inner: int, stride: int, numbers: Numbers) -> None:
+    def __init__(
+        self, unit: Unit, *, units: int, inputs: int, inner: int, stride: int, conventions: NumericConventions
+    ) -> None:
         super().__init__()
-        first = unit(inputs, inner, stride=stride, numbers=numbers)
-        rest = (unit(inner * EXPANSION, inner, stride=1, numbers=numbers) for _ in range(units - 1))
+        first = unit(inputs, inner, stride=stride, conventions=conventions)
+        rest = (unit(inner * EXPANSION, inner, stride=1, conventions=conventions) for _ in range(units - 1))
         self.blocks = nn.Sequential(first, *rest)
 
     def forward(self, features: Float[Tensor, "B C H W"]) -> Float[Tensor, "B C2 H2 W2"]:
         return self.blocks(features)
 
 
-def stages(unit: Unit, *, units: tuple[int, ...], root_width: int, numbers: Numbers) -> nn.Sequential:
-    """The stages of a ResNet: each doubles the width and, after the first, halves the resolution.
+def create_stages(
+    unit: Unit, *, units: tuple[int, ...], root_width: int, conventions: NumericConventions
+) -> nn.Sequential:
+    """Create the stages of a ResNet; each doubles the width and, after the first, halves the resolution.
 
-    >>> len(stages(PreActivationUnit, units=(1, 2), root_width=64, numbers=BIG_TRANSFER["google"])[1].blocks)
-    2
+    >>> conventions = BIT_CONVENTIONS["google"]
+    >>> stages = create_stages(PreActivationUnit, units=(1, 2), root_width=64, conventions=conventions)
+    >>> [len(stage.blocks) for stage in stages]
+    [1, 2]
     """
-    made, inputs = [], root_width
+    stages, inputs = [], root_width
     for index, count in enumerate(units):
         inner = root_width * 2**index
         stride = 1 if index == 0 else 2
-        made.append(Stage(unit, units=count, inputs=inputs, inner=inner, stride=stride, numbers=numbers))
+        stages.append(Stage(unit, units=count, inputs=inputs, inner=inner, stride=stride, conventions=conventions))
         inputs = inner * EXPANSION
-    return nn.Sequential(*made)
+    return nn.Sequential(*stages)
 
 
-@dataclass(frozen=True, kw_only=True)
-class BackboneConfig:
-    """The ResNet under a hybrid: units in each stage, the width of its root, and whose numbers it computes with."""
+class ConvNorm(nn.Module):
+    """3×3 convolution, GroupNorm and ReLU."""
 
-    units: tuple[int, ...] = (3, 4, 9)
-    root_width: int = 64
-    origin: Origin = "google"
+    def __init__(self, inputs: int, outputs: int, *, stride: int) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(inputs, outputs, 3, stride=stride, padding=1, bias=False)
+        self.norm = nn.GroupNorm(outputs // STACK_GROUP, outputs)
 
-    def __post_init__(self) -> None:
-        check_resnet(self.units, self.root_width)
+    def forward(self, features: Float[Tensor, "B C H W"]) -> Float[Tensor, "B C2 H2 W2"]:
+        return functional.relu(self.norm(self.conv(features)))
 
-    @property
-    def stride(self) -> int:
-        """Image pixels to one cell of the feature map: 4 for the root, doubled by each later stage."""
-        return 4 * 2 ** max(len(self.units) - 1, 0)
 
-    @property
-    def width(self) -> int:
-        """Channels of the feature map."""
-        return self.root_width * 2 ** (len(self.units) - 1) * EXPANSION if self.units else self.root_width
+class BasicUnit(nn.Module):
+    """Residual unit of two 3×3 convolutions, in stacked roots."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(width, width, 3, padding=1, bias=False)
+        self.norm1 = nn.GroupNorm(width // STACK_GROUP, width)
+        self.conv2 = nn.Conv2d(width, width, 3, padding=1, bias=False)
+        self.norm2 = nn.GroupNorm(width // STACK_GROUP, width)
+
+    def forward(self, features: Float[Tensor, "B C H W"]) -> Float[Tensor, "B C H W"]:
+        hidden = functional.relu(self.norm1(self.conv1(features)))
+        return functional.relu(features + self.norm2(self.conv2(hidden)))
+
+
+class StackedStem(ConvNorm):
+    """Root for small training budgets: 3×3 convolutions of width / 4, width / 2 and width channels.
+
+    The last two have stride 2, and each is followed by residual units.
+
+    >>> StackedStem(3, 128, units=(0, 1))(torch.rand(1, 3, 32, 32)).shape
+    torch.Size([1, 128, 8, 8])
+    """
+
+    def __init__(self, channels: int, width: int, *, units: tuple[int, int]) -> None:
+        super().__init__(channels, width // 4, stride=1)
+        first, second = units
+        self.blocks = nn.Sequential(
+            ConvNorm(width // 4, width // 2, stride=2),
+            *(BasicUnit(width // 2) for _ in range(first)),
+            ConvNorm(width // 2, width, stride=2),
+            *(BasicUnit(width) for _ in range(second)),
+        )
+
+    def forward(self, images: Float[Tensor, "B C H W"]) -> Float[Tensor, "B C2 H2 W2"]:
+        return self.blocks(super().forward(images))
 
 
 class BackboneStem(nn.Module):
-    """The backbone's root: 7×7 convolution, norm, relu and max pooling, a quarter of the resolution."""
+    """Root of the backbone: convolution, norm, ReLU and, in a standard root, max pooling."""
 
-    def __init__(self, channels: int, width: int, *, numbers: Numbers) -> None:
+    def __init__(self, channels: int, width: int, *, root: RootKind, conventions: NumericConventions) -> None:
         super().__init__()
-        self.conv = StandardisedConv(channels, width, kernel=7, stride=2, numbers=numbers)
-        self.norm = nn.GroupNorm(GROUPS, width, eps=numbers.norm_eps)
+        self.pools = root == "standard"
+        self.conv = _root_conv(channels, width, root=root, conventions=conventions)
+        self.norm = nn.GroupNorm(GROUPS, width, eps=conventions.norm_eps)
 
     def forward(self, images: Float[Tensor, "B C H W"]) -> Float[Tensor, "B C2 H2 W2"]:
         features = functional.relu(self.norm(self.conv(images)))
+        if not self.pools:
+            return features
         return functional.max_pool2d(pad_same(features, kernel=3, stride=2, value=-torch.inf), 3, stride=2)
 
 
+def _root_conv(channels: int, width: int, *, root: RootKind, conventions: NumericConventions) -> StandardizedConv:
+    kernel, stride = (7, 2) if root == "standard" else (3, 1)
+    return StandardizedConv(channels, width, kernel=kernel, stride=stride, conventions=conventions)
+
+
 class Backbone(nn.Module):
-    """Images to a feature map, by a post-activation ResNet whose length the hybrid chooses.
+    """ResNet v1 that computes the feature map of a hybrid.
 
     >>> Backbone(BackboneConfig(units=(1, 1), root_width=32), channels=3)(torch.rand(1, 3, 64, 64)).shape
     torch.Size([1, 256, 8, 8])
@@ -222,87 +260,98 @@ class Backbone(nn.Module):
 
     def __init__(self, config: BackboneConfig, *, channels: int) -> None:
         super().__init__()
-        numbers = HYBRID[config.origin]
+        conventions = HYBRID_CONVENTIONS[config.origin]
         self.width = config.width
-        self.stem = BackboneStem(channels, config.root_width, numbers=numbers)
-        self.stages = stages(PostActivationUnit, units=config.units, root_width=config.root_width, numbers=numbers)
+        self.stem = (
+            StackedStem(channels, config.root_width, units=config.root_units)
+            if config.root == "stack"
+            else BackboneStem(channels, config.root_width, root=config.root, conventions=conventions)
+        )
+        self.stages = create_stages(
+            PostActivationUnit, units=config.units, root_width=config.root_width, conventions=conventions
+        )
 
     def forward(self, images: Float[Tensor, "B C H W"]) -> Float[Tensor, "B C2 H2 W2"]:
         return self.stages(self.stem(images))
 
 
-@dataclass(frozen=True, kw_only=True)
-class BiTConfig:
-    """A Big Transfer ResNet v2: units in each stage, width in multiples of ResNet's, classes of the head.
-
-    `origin` says whose numbers it computes with.
-    """
-
-    units: tuple[int, ...] = (3, 4, 6, 3)
-    width_factor: int = 1
-    channels: int = 3
-    image_size: Size = 224
-    classes: int = 1000
-    origin: Origin = "google"
-
-    def __post_init__(self) -> None:
-        if not self.units:
-            raise ConfigError("a ResNet needs a stage", expected="units of one stage or more", got=self.units)
-        check_resnet(self.units, self.root_width)
-        check_positive("channels", self.channels)
-        check_positive("image_size", min(pair(self.image_size)))
-        check_not_negative("classes", self.classes)
-
-    @property
-    def root_width(self) -> int:
-        """Channels after the root convolution."""
-        return 64 * self.width_factor
-
-    @property
-    def width(self) -> int:
-        """Channels of the last feature map, the width of the head's features."""
-        return self.root_width * 2 ** (len(self.units) - 1) * EXPANSION
-
-
 class BiTStem(nn.Module):
-    """BiT's root: a bare 7×7 convolution and max pooling over a border of zeros."""
+    """Root of BiT: convolution and, in a standard root, max pooling padded with zeros."""
 
-    def __init__(self, channels: int, width: int, *, numbers: Numbers) -> None:
+    def __init__(self, channels: int, width: int, *, root: RootKind, conventions: NumericConventions) -> None:
         super().__init__()
-        self.conv = StandardisedConv(channels, width, kernel=7, stride=2, numbers=numbers)
+        self.pools = root == "standard"
+        self.conv = _root_conv(channels, width, root=root, conventions=conventions)
 
     def forward(self, images: Float[Tensor, "B C H W"]) -> Float[Tensor, "B C2 H2 W2"]:
-        return functional.max_pool2d(functional.pad(self.conv(images), (1, 1, 1, 1)), 3, stride=2)
+        features = self.conv(images)
+        return functional.max_pool2d(functional.pad(features, (1, 1, 1, 1)), 3, stride=2) if self.pools else features
 
 
-class BiT(nn.Module):
-    """The paper's ResNet baseline (section 4.1), images of any size to logits.
+class BiT(ImageModel):
+    """Big Transfer ResNet v2, the paper's baseline (section 4.1). It takes images of any size.
 
-    >>> BiT(BiTConfig(units=(1, 1), classes=10))(torch.rand(2, 3, 64, 48)).shape
+    >>> BiT(BiTConfig(units=(1, 1), num_classes=10))(torch.rand(2, 3, 64, 48)).shape
     torch.Size([2, 10])
     """
 
     def __init__(self, config: BiTConfig) -> None:
         super().__init__()
-        self.config = config
-        numbers = BIG_TRANSFER[config.origin]
-        self.stem = BiTStem(config.channels, config.root_width, numbers=numbers)
-        self.stages = stages(PreActivationUnit, units=config.units, root_width=config.root_width, numbers=numbers)
-        self.norm = nn.GroupNorm(GROUPS, config.width, eps=numbers.norm_eps)
-        self.head = nn.Linear(config.width, config.classes) if config.classes else nn.Identity()
+        self.config: BiTConfig = config
+        self.grad_checkpointing = False
+        conventions = BIT_CONVENTIONS[config.origin]
+        self.stem = (
+            StackedStem(config.channels, config.root_width, units=config.root_units)
+            if config.root == "stack"
+            else BiTStem(config.channels, config.root_width, root=config.root, conventions=conventions)
+        )
+        self.stages = create_stages(
+            PreActivationUnit, units=config.units, root_width=config.root_width, conventions=conventions
+        )
+        self.norm = nn.GroupNorm(GROUPS, config.width, eps=conventions.norm_eps)
+        self.head = self.create_head()
         self.reset_parameters()
 
+    def create_head(self) -> nn.Module:
+        config = self.config
+        return nn.Linear(config.width, config.num_classes) if config.num_classes else nn.Identity()
+
     def reset_parameters(self, generator: torch.Generator | None = None) -> None:
-        """Draw all parameters anew."""
-        initialise(self, generator=generator)
+        """Initialize all parameters."""
+        initialize(self, generator=generator)
 
     def features(self, images: Float[Tensor, "B C H W"]) -> Float[Tensor, "B F"]:
-        """What the head reads: the last feature map, activated and averaged over the image."""
+        """Return the features that the head reads: the last feature map, averaged over the image."""
+        return self.forward_features(images).mean(dim=(2, 3))
+
+    def forward_features(self, images: Float[Tensor, "B C H W"]) -> Float[Tensor, "B F H2 W2"]:
+        """Return the last feature map after norm and ReLU, as in timm."""
         check_images(images, channels=self.config.channels, image_size=None)
-        return functional.relu(self.norm(self.stages(self.stem(images)))).mean(dim=(2, 3))
+        features = self.stem(images)
+        for stage in self.stages:
+            if self.grad_checkpointing and torch.is_grad_enabled():
+                features = checkpoint(stage, features, use_reentrant=False)
+            else:
+                features = stage(features)
+        return functional.relu(self.norm(features))
+
+    def forward_head(self, feature_map: Float[Tensor, "B F H2 W2"], pre_logits: bool = False) -> Float[Tensor, "B Y"]:
+        """Return the logits for the output of `forward_features`; with `pre_logits`, the pooled features."""
+        features = feature_map.mean(dim=(2, 3))
+        return features if pre_logits else self.head(features)
+
+    def set_grad_checkpointing(self, enable: bool = True) -> None:
+        """Recompute the activations of each stage in the backward pass, which saves memory and costs time."""
+        self.grad_checkpointing = enable
+
+    def set_input_size(self, image_size: Size) -> None:
+        """Change the size to which images are resized before they are classified; the network takes any size."""
+        self.config = replace(self.config, image_size=image_size)
+        if hasattr(self, "preprocess"):
+            self.preprocess = replace(self.preprocess, image_size=image_size)
 
     def stage_maps(self, images: Float[Tensor, "B C H W"]) -> list[Float[Tensor, "B C2 H2 W2"]]:
-        """The feature map of each stage; the last one is normalised and activated, as the head's features are."""
+        """Return the feature map of each stage; the last one after norm and ReLU, as the head reads it."""
         check_images(images, channels=self.config.channels, image_size=None)
         maps = [self.stem(images)]
         for stage in self.stages:
@@ -311,15 +360,3 @@ class BiT(nn.Module):
 
     def forward(self, images: Float[Tensor, "B C H W"]) -> Float[Tensor, "B Y"]:
         return self.head(self.features(images))
-
-
-def check_resnet(units: tuple[int, ...], root_width: int) -> None:
-    """Refuse a ResNet with an empty stage or a width that GroupNorm's 32 groups do not divide."""
-    if any(count < 1 for count in units):
-        raise ConfigError("every ResNet stage needs a unit", expected="units ≥ 1", got=units)
-    if root_width < 1 or root_width % GROUPS:
-        raise ConfigError(
-            "the ResNet's root width does not divide into its norm's groups",
-            expected=f"a multiple of {GROUPS}",
-            got=root_width,
-        )

@@ -1,64 +1,67 @@
-"""The Vision Transformer: images go in, logits come out. Read this first; numbers are the paper's equations.
+"""The Vision Transformer. Start reading here; equation numbers are the paper's.
 
     images → embed → tokens → encode → tokens → pool → features → head → logits
 
-Masked models, few-shot heads and inspection are built from these four steps and reach no deeper.
+Masked models, few-shot heads and inspection are built from these four steps and use nothing private.
 """
 
 from collections.abc import Sequence
-from functools import partial
-from typing import Any, cast
+from dataclasses import replace
+from typing import Any, Literal, cast
 
 import torch
+from einops import rearrange
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
+from vitkit.core.errors import InputError
 from vitkit.core.shapes import Float, Int, Tensor
-from vitkit.model.config import ViTConfig, patches_may_be_left_out
-from vitkit.model.encoder import NOTHING, Block, Encoded, Keep, blocks
+from vitkit.core.sizes import Size, pair
+from vitkit.model.attention import AxialAttention
+from vitkit.model.base import ImageModel
+from vitkit.model.config import ViTConfig, check_patches_removable
+from vitkit.model.encoder import NO_CAPTURE, Block, Capture, EncoderOutput, create_blocks
 from vitkit.model.heads import AttentionPool, DistilledHead, PreLogits
-from vitkit.model.initialise import initialise
-from vitkit.model.patches import PatchEmbedding, random_patches, select_patches
+from vitkit.model.init import initialize
+from vitkit.model.patches import PatchEmbedding, sample_patches, select_patches
+from vitkit.model.position_kinds import POSITION_KINDS
 from vitkit.model.positions import (
-    AdditivePositions,
-    RelativePositions,
-    Rotary,
-    additive_positions,
-    rotary_2d,
-    sincos_2d,
-    table_of,
+    AttentionPositions,
+    PositionBias,
+    PositionRotation,
+    PositionTable,
+    adapt_positions,
+    is_position_table,
+    position_table,
 )
 from vitkit.model.resnet import Backbone
 
 
-class ViT(nn.Module):
-    """The Vision Transformer of section 3.1, its hybrid, and their later relatives.
+class ViT(ImageModel):
+    """Vision Transformer of section 3.1, its hybrid, and later variants.
 
-    >>> model = ViT(ViTConfig(image_size=32, patch_size=8, width=16, depth=2, heads=2, mlp_dim=32, classes=10))
+    >>> model = ViT(ViTConfig(image_size=32, patch_size=8, width=16, depth=2, heads=2, mlp_dim=32, num_classes=10))
     >>> images = torch.rand(4, 3, 32, 32)
     >>> model(images).shape
     torch.Size([4, 10])
-    >>> model.encode(model.embed(images), keep=Keep(attention=[-1])).attention[1].shape
+    >>> model.encode(model.embed(images), capture=Capture(attention=[-1])).attention[1].shape
     torch.Size([4, 2, 17, 17])
     """
 
     def __init__(self, config: ViTConfig) -> None:
         super().__init__()
-        self.config = config
+        self.config: ViTConfig = config
+        self.grad_checkpointing = False
         width, tokens = config.width, config.tokens
 
-        self.patch_embed = PatchEmbedding(
-            image_size=config.image_size,
-            channels=config.channels,
-            patch_size=config.patch_size,
-            width=width,
-            backbone=Backbone(config.backbone, channels=config.channels) if config.backbone else None,
-        )
-        self.cls_token = learned_tokens(config.class_tokens - tokens.distillation, width)
-        self.dist_token = learned_tokens(int(tokens.distillation), width)
-        self.reg_token = learned_tokens(tokens.registers, width)
+        backbone = Backbone(config.backbone, channels=config.channels) if config.backbone else None
+        self.patch_embed = PatchEmbedding(config, backbone=backbone)
+        self.cls_token = _learned_tokens(config.class_tokens - tokens.distillation, width)
+        self.dist_token = _learned_tokens(int(tokens.distillation), width)
+        self.reg_token = _learned_tokens(tokens.registers, width)
         self.dropout = nn.Dropout(config.dropout.dense)
 
-        self.blocks = blocks(
+        self.blocks = create_blocks(
             config.block,
             depth=config.depth,
             width=width,
@@ -73,29 +76,22 @@ class ViT(nn.Module):
         self.reset_parameters()
 
     def _create_positions(self) -> None:
-        """One table at the stem or for all layers, or one a layer; or relative positions for attention."""
-        config, positions = self.config, self.config.positions
-        table = partial(
-            additive_positions, positions, grid=config.grid, width=config.width, prefix=config.placed_prefix
-        )
-        relative = partial(
-            RelativePositions,
-            patches=config.patches,
-            prefix=config.prefix,
-            width=config.width,
-            heads=config.heads,
-        )
-        layers = len(self.blocks)
-        one_a_layer = positions.place == "every_layer"
-        self.pos_embed = table() if positions.is_additive and not one_a_layer else None
-        tables = [table() for _ in range(layers)] if positions.is_additive and one_a_layer else []
-        several = nn.ModuleList if positions.kind == "learned_2d" else nn.ParameterList
-        self.layer_pos_embed = cast("Sequence[AdditivePositions]", several(cast("Any", tables)))
-        copies = (layers if one_a_layer else 1) if positions.kind == "relative" else 0
-        self.relative = nn.ModuleList(relative() for _ in range(copies))
+        """Create one table, one table per layer, the biases of relative positions, or nothing but a rotation."""
+        config, role = self.config, self.config.positions.role
+        per_layer = config.positions.injection_point == "every_layer"
+        copies = len(self.blocks) if per_layer else 1
+        kind = POSITION_KINDS[config.positions.kind]
+        created = [kind.import_function("factory")(config) for _ in range(copies)] if role in ("table", "bias") else []
+        self.pos_embed: PositionTable | None = created[0] if role == "table" and not per_layer else None
+        tables = created if role == "table" and per_layer else []
+        container = nn.ModuleList if tables and isinstance(tables[0], nn.Module) else nn.ParameterList
+        self.layer_pos_embed = cast("Sequence[PositionTable]", container(cast("Any", tables)))
+        self.relative = nn.ModuleList(created if role == "bias" else [])
+        # Imported here and not in `forward`, which torch.compile must be able to trace.
+        self._create_rotation = kind.import_function("factory") if role == "rotation" else None
 
     def _create_head(self) -> None:
-        """The last norm, the pooling and the head."""
+        """Create the last norm, the pooling and the head."""
         config, head = self.config, self.config.head
         norm = nn.LayerNorm(config.width, eps=config.block.norm_eps)
         self.norm = norm if head.norm == "before_pooling" else nn.Identity()
@@ -110,147 +106,264 @@ class ViT(nn.Module):
             )
         self.fc_norm = norm if head.norm == "after_pooling" else nn.Identity()
         self.pre_logits = PreLogits(config.width, head.pre_logits) if head.pre_logits else nn.Identity()
-        self.head: nn.Module = nn.Identity()
-        if config.classes and config.tokens.distillation:
-            self.head = DistilledHead(config.width, config.classes)
-        elif config.classes:
-            self.head = nn.Linear(config.features, config.classes)
+        self.head = self.create_head()
+
+    def create_head(self) -> nn.Module:
+        config = self.config
+        if not config.num_classes:
+            return nn.Identity()
+        if config.tokens.distillation:
+            return DistilledHead(config.width, config.num_classes)
+        return nn.Linear(config.num_features, config.num_classes)
 
     def reset_parameters(self, generator: torch.Generator | None = None) -> None:
-        """Draw all parameters anew, as the released code does."""
+        """Initialize all parameters as the released code does."""
         config = self.config
-        fixed = None
-        if config.positions.kind == "sincos_2d":
-            fixed = sincos_2d(
-                config.grid, width=config.width, like=config.positions.sincos, prefix=config.placed_prefix
-            )
-        initialise(
+        kind = POSITION_KINDS[config.positions.kind]
+        initialize(
             self,
             head_bias=config.head.bias,
             layer_scale=config.block.layer_scale,
             gated_mlp=config.block.activation == "swiglu",
-            fixed_positions=fixed,
+            fixed_positions=kind.import_function("fixed_values")(config) if kind.fixed_values else None,
             generator=generator,
         )
 
     def forward(self, images: Float[Tensor, "B C H W"]) -> Float[Tensor, "B Y"]:
-        """Logits of images."""
+        """Return the logits of a batch."""
         return self.head(self.features(images))
 
     def features(self, images: Float[Tensor, "B C H W"]) -> Float[Tensor, "B F"]:
-        """What the head reads of images, the representation y."""
-        # Where only the class token is read, the last block need not compute the others: the same numbers, sooner.
+        """Return the features that the head reads, the representation y."""
+        # With class pooling the last block computes only the rows that are read: the same numbers in less time.
         rows = self.config.class_tokens if self.config.pooling == "class" else None
-        return self.pool(self.encode(self.embed(images), rows=rows).tokens)
+        return self.pool(self.encode(self.embed(images), rows=rows))
+
+    # The four steps
 
     def embed(
         self, images: Float[Tensor, "B C H W"], *, visible: Int[Tensor, "B kept"] | None = None
     ) -> Float[Tensor, "B L D"]:
-        """z_0, the tokens of images; with `visible`, of these patches only."""
-        return self.sequence(self.patch_embed(images), visible=visible)
+        """Return z_0, the tokens of images; with `visible`, of these patches only."""
+        return self.embed_patches(self.patch_embed(images), visible=visible)
 
-    def sequence(
+    def embed_patches(
         self, patches: Float[Tensor, "B N D"], *, visible: Int[Tensor, "B kept"] | None = None
     ) -> Float[Tensor, "B L D"]:
-        """Equation 1: z_0 = [x_class; x_p E] + E_pos, from patch embeddings x_p E."""
+        """Return z_0 = [x_class; x_p E] + E_pos (equation 1) for patch embeddings x_p E."""
         learned = (self.cls_token, self.dist_token, self.reg_token)
         prefix = [token.expand(patches.shape[0], -1, -1) for token in learned if token is not None]
         tokens = torch.cat([*prefix, patches], dim=1)
-        if self.pos_embed is not None and self.config.positions.place == "stem":
+        if self.pos_embed is not None and self.config.positions.injection_point == "stem":
             tokens = tokens + self.token_positions(self.pos_embed)
-        return self.dropout(self._visible(tokens, visible))
+        return self.dropout(self._select_visible(tokens, visible))
 
-    def encode(self, tokens: Float[Tensor, "B L D"], *, keep: Keep = NOTHING, rows: int | None = None) -> Encoded:
-        """Equations 2 and 3, L times: z_0 to z_L, and of chosen layers what `keep` asks for.
+    def encode(
+        self, tokens: Float[Tensor, "B L D"], *, capture: Capture = NO_CAPTURE, rows: int | None = None
+    ) -> EncoderOutput:
+        """Apply all blocks (equations 2 and 3) and capture intermediate results.
 
-        With `rows` only the first rows of z_L are computed. What is kept is computed beside the fused attention,
-        layer by layer, so that memory holds no more than what was asked for.
+        With `rows` only the first rows of z_L are computed. Captured results are computed next to the fused attention,
+        layer by layer, so that memory holds no more than what is captured.
         """
-        keep = keep.within(len(self.blocks))
-        encoded = Encoded(tokens=tokens)
-        rotary = self._rotary(tokens.device)
-        for layer, block in enumerate(cast("Sequence[Block]", self.blocks)):
-            tokens, relative = self._placed(layer, tokens), self._relative(layer)
-            if keep.looks_inside(layer):
-                projections = block.attn.look(block.norm1(tokens), rotary=rotary, relative=relative)
-                encoded.look(keep, layer, block.attn, projections)
-                del projections
-            last = layer == len(self.blocks) - 1
-            tokens = block(tokens, rotary=rotary, relative=relative, rows=rows if last else None)
-            if layer in keep.outputs:
-                encoded.outputs[layer] = tokens
-        encoded.tokens = tokens
-        return encoded
+        return self._encode(tokens, capture=capture, rows=rows, depth=len(self.blocks))
 
-    def encode_shown(
+    def _encode(
+        self, tokens: Float[Tensor, "B L D"], *, capture: Capture, rows: int | None = None, depth: int
+    ) -> EncoderOutput:
+        """Apply the first `depth` blocks."""
+        capture = capture.resolve(len(self.blocks))
+        output = EncoderOutput(tokens=tokens)
+        rotary = self._rotary(tokens.device)
+        for layer, block in enumerate(cast("Sequence[Block]", self.blocks[:depth])):
+            tokens = self._add_layer_positions(layer, tokens)
+            positions = AttentionPositions(rotary, self._relative(layer))
+            if capture.needs_projections(layer):
+                projections = block.attn.project_sequence(block.norm1(tokens), positions=positions)
+                output.record(capture, layer, block.attn, projections)
+                del projections
+            computed_rows = rows if layer == len(self.blocks) - 1 else None
+            if self.grad_checkpointing and torch.is_grad_enabled():
+                tokens = checkpoint(block, tokens, positions=positions, rows=computed_rows, use_reentrant=False)
+            else:
+                tokens = block(tokens, positions=positions, rows=computed_rows)
+            if layer in capture.outputs:
+                output.outputs[layer] = tokens
+        output.tokens = tokens
+        return output
+
+    def encode_layer_with_weights(
         self, tokens: Float[Tensor, "B L D"], *, layer: int
     ) -> tuple[Float[Tensor, "B L D"], Float[Tensor, "B A L L"]]:
-        """One layer's output from its input, by way of attention weights that gradients pass through, and these."""
+        """Return one layer's output and its attention weights, through which gradients flow."""
         block = cast("Block", self.blocks[layer])
-        rotary, relative = self._rotary(tokens.device), self._relative(layer)
-        return block.shown(self._placed(layer, tokens), rotary=rotary, relative=relative)
+        positions = AttentionPositions(self._rotary(tokens.device), self._relative(layer))
+        return block.forward_with_weights(self._add_layer_positions(layer, tokens), positions=positions)
 
-    def pool(self, tokens: Float[Tensor, "B L D"]) -> Float[Tensor, "B F"]:
-        """Equation 4: y = LN(z_L^0), or the mean over patches, or what an attention probe sees."""
+    def pool(self, encoded: EncoderOutput) -> Float[Tensor, "B F"]:
+        """Return the features of encoded images: y = LN(z_L^0) (equation 4), or those of mean or attention pooling.
+
+        Unlike timm's method of this name it includes the last norm.
+        """
+        if not isinstance(encoded, EncoderOutput):
+            raise InputError(
+                "pool() takes the output of encode(), got a tensor",
+                hint="forward_head(tokens, pre_logits=True) pools normalized tokens",
+            )
+        return self.pool_layer(encoded.tokens)
+
+    def pool_layer(self, tokens: Float[Tensor, "B L D"]) -> Float[Tensor, "B F"]:
+        """Return the features of the tokens of any layer, as if it were the last."""
         config = self.config
         if config.pooling == "class":
-            features = self.norm(tokens[:, : config.class_tokens])
+            tokens = tokens[:, : config.class_tokens]
+        return self._pool_normalized(self.norm(tokens))
+
+    def _pool_normalized(self, tokens: Float[Tensor, "B L D"]) -> Float[Tensor, "B F"]:
+        config = self.config
+        if config.pooling == "class":
+            features = tokens[:, : config.class_tokens]
         elif self.attn_pool is not None:
-            features = self.attn_pool(self.norm(tokens))
+            features = self.attn_pool(tokens)
         else:
-            features = self.norm(tokens[:, config.prefix :]).mean(dim=1)
+            features = tokens[:, config.prefix :].mean(dim=1)
         return self.pre_logits(self.fc_norm(features).flatten(1))
 
-    def read_by_pool(self, tokens: Float[Tensor, "B L D"]) -> Float[Tensor, "B L"]:
-        """How much of each token `pool` takes: all of the class token, the same of each patch, or what a probe does."""
+    # Methods of timm's models, with the same results
+
+    def forward_features(self, images: Float[Tensor, "B C H W"]) -> Float[Tensor, "B L D"]:
+        """Return the normalized tokens of the last layer, not pooled."""
+        return self.norm(self.encode(self.embed(images)).tokens)
+
+    def forward_head(self, tokens: Float[Tensor, "B L D"], pre_logits: bool = False) -> Float[Tensor, "B Y"]:
+        """Return the logits for the output of `forward_features`; with `pre_logits`, the pooled features."""
+        features = self._pool_normalized(tokens)
+        return features if pre_logits else self.head(features)
+
+    def forward_intermediates(
+        self,
+        images: Float[Tensor, "B C H W"],
+        indices: int | Sequence[int] | None = None,
+        return_prefix_tokens: bool = False,
+        norm: bool = False,
+        stop_early: bool = False,
+        output_fmt: Literal["NCHW", "NLC"] = "NCHW",
+        intermediates_only: bool = False,
+    ) -> list[Any] | tuple[Tensor, list[Any]]:
+        """Return the normalized tokens of the last layer and the outputs of chosen layers as feature maps.
+
+        Args:
+            images: A batch.
+            indices: Layers, of which negative ones count from the end; a number is the last layers; None is all.
+            return_prefix_tokens: Return pairs of feature map and prefix tokens.
+            norm: Apply the last norm to the outputs.
+            stop_early: Compute no layer after the last chosen one.
+            output_fmt: "NCHW" for feature maps, "NLC" for tokens.
+            intermediates_only: Return the outputs alone.
+        """
+        total, config = len(self.blocks), self.config
+        chosen = range(total) if indices is None else range(total)[-indices:] if isinstance(indices, int) else indices
+        layers = Capture(outputs=tuple(chosen)).resolve(total).outputs
+        depth = max(layers) + 1 if stop_early else total
+        encoded = self._encode(self.embed(images), capture=Capture(outputs=layers), depth=depth)
+        intermediates: list[Any] = []
+        for layer in sorted(set(layers)):
+            tokens = self.norm(encoded.outputs[layer]) if norm else encoded.outputs[layer]
+            prefix, patches = tokens[:, : config.prefix], tokens[:, config.prefix :]
+            if output_fmt == "NCHW":
+                patches = rearrange(patches, "B (H W) D -> B D H W", H=config.grid[0]).contiguous()
+            intermediates.append((patches, prefix) if return_prefix_tokens and config.prefix else patches)
+        return intermediates if intermediates_only else (self.norm(encoded.tokens), intermediates)
+
+    def set_grad_checkpointing(self, enable: bool = True) -> None:
+        """Recompute the activations of each block in the backward pass, which saves memory and costs time."""
+        self.grad_checkpointing = enable
+
+    def no_weight_decay(self) -> set[str]:
+        """Return the parameters that optimizers should not decay, besides biases and norms."""
+        return {"pos_embed", "cls_token", "reg_token", "dist_token"}
+
+    def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
+        """Return patterns that assign parameters to layers, for layer-wise learning rates."""
+        return {
+            "stem": r"^cls_token|dist_token|reg_token|pos_embed|patch_embed",
+            "blocks": [(r"^blocks\.(\d+)", None), (r"^norm", (99999,))],
+        }
+
+    # Changes of shape, and attention
+
+    def set_input_size(self, image_size: Size | None = None, patch_size: Size | None = None) -> None:
+        """Change the size of images or patches in place, by the interpolation of the weights' origin.
+
+        Repeated changes lose detail: `vitkit.adapt` makes a copy from the original.
+        """
+        old = self.config
+        new = replace(old, image_size=image_size or old.image_size, patch_size=patch_size or old.patch_size)
+        tables = {name: table.detach() for name, table in self.named_parameters() if is_position_table(name)}
+        adapted = {name: adapt_positions(name, table, old=old, new=new) for name, table in tables.items()}
+        device, dtype = self.device, self.dtype
+        self.config = new
+        self._create_positions()
+        for name, parameter in self.named_parameters():
+            if name in adapted:
+                parameter.data = adapted[name].to(device=device, dtype=dtype, copy=True)
+        self.patch_embed.resize(pair(new.image_size), pair(new.patch_size))
+        for block in cast("Sequence[Block]", self.blocks):
+            if isinstance(block.attn, AxialAttention):
+                block.attn.grid = new.grid
+        if hasattr(self, "preprocess"):
+            self.preprocess = replace(self.preprocess, image_size=new.image_size)
+
+    def attention(
+        self, images: Float[Tensor, "B C H W"], layers: Sequence[int] = (-1,)
+    ) -> dict[int, Float[Tensor, "B A L L"]]:
+        """Return the attention weights of chosen layers, computed next to the fused kernel."""
+        return self.encode(self.embed(images), capture=Capture(attention=tuple(layers))).attention
+
+    def pooling_weights(self, tokens: Float[Tensor, "B L D"]) -> Float[Tensor, "B L"]:
+        """Return the weight of each token in `pool`: one for the class token, 1/N for patches, or attention."""
         config = self.config
         if self.attn_pool is not None:
-            return self.attn_pool.weights(self.norm(tokens)).mean(dim=1)
-        taken = tokens.new_zeros(tokens.shape[:2])
+            return self.attn_pool.attention_weights(self.norm(tokens)).mean(dim=1)
+        weights = tokens.new_zeros(tokens.shape[:2])
         first, last = (0, config.class_tokens) if config.pooling == "class" else (config.prefix, tokens.shape[1])
-        taken[:, first:last] = 1 / (last - first)
-        return taken
+        weights[:, first:last] = 1 / (last - first)
+        return weights
 
-    def token_positions(self, positions: AdditivePositions) -> Float[Tensor, "1 L D"]:
-        """E_pos with a row for every token: zeros for those that have no place of their own."""
-        table, without = table_of(positions), self.config.prefix - self.config.placed_prefix
-        if without == 0:
+    def token_positions(self, positions: PositionTable) -> Float[Tensor, "1 L D"]:
+        """Return E_pos with a row for every token, zero for tokens that have none in the table."""
+        table, missing = position_table(positions), self.config.prefix - self.config.prefix_positions
+        if missing == 0:
             return table
-        placed, patches = table.split([self.config.placed_prefix, self.config.patches], dim=1)
-        return torch.cat([placed, table.new_zeros(1, without, table.shape[2]), patches], dim=1)
+        prefix, patches = table.split([self.config.prefix_positions, self.config.patches], dim=1)
+        return torch.cat([prefix, table.new_zeros(1, missing, table.shape[2]), patches], dim=1)
 
-    def _visible(
+    def _select_visible(
         self, tokens: Float[Tensor, "B L D"], visible: Int[Tensor, "B kept"] | None
     ) -> Float[Tensor, "B L2 D"]:
-        """The tokens with only the visible patches: those asked for, or what patch dropout leaves in training."""
+        """Remove all patches but the visible ones; without `visible`, those that patch dropout removes in training."""
         config = self.config
         if visible is None and self.training and config.dropout.patches:
-            keep = max(1, round(config.patches * (1 - config.dropout.patches)))
-            visible = random_patches(tokens.shape[0], patches=config.patches, keep=keep, device=tokens.device)
+            count = max(1, round(config.patches * (1 - config.dropout.patches)))
+            visible = sample_patches(tokens.shape[0], patches=config.patches, count=count, device=tokens.device)
         if visible is None:
             return tokens
-        patches_may_be_left_out(config)
+        check_patches_removable(config)
         prefix, patches = tokens[:, : config.prefix], tokens[:, config.prefix :]
         return torch.cat([prefix, select_patches(patches, visible)], dim=1)
 
-    def _placed(self, layer: int, tokens: Float[Tensor, "B L D"]) -> Float[Tensor, "B L D"]:
-        """The tokens with the positions that are added in front of this layer, if any are."""
-        shared = self.pos_embed if self.config.positions.place == "shared" else None
+    def _add_layer_positions(self, layer: int, tokens: Float[Tensor, "B L D"]) -> Float[Tensor, "B L D"]:
+        shared = self.pos_embed if self.config.positions.injection_point == "shared" else None
         positions = self.layer_pos_embed[layer] if self.layer_pos_embed else shared
         return tokens if positions is None else tokens + self.token_positions(positions)
 
-    def _relative(self, layer: int) -> RelativePositions | None:
-        relatives = cast("Sequence[RelativePositions]", self.relative)
+    def _relative(self, layer: int) -> PositionBias | None:
+        relatives = cast("Sequence[PositionBias]", self.relative)
         return relatives[layer % len(relatives)] if relatives else None
 
-    def _rotary(self, device: torch.device) -> Rotary | None:
-        config = self.config
-        if config.positions.kind != "rotary":
-            return None
-        base = config.positions.rotary_base
-        return rotary_2d(config.grid, head_width=config.head_width, base=base, device=device)
+    def _rotary(self, device: torch.device) -> PositionRotation | None:
+        return None if self._create_rotation is None else self._create_rotation(self.config, device)
 
 
-def learned_tokens(count: int, width: int) -> nn.Parameter | None:
-    """Tokens in front of the patches, if there are any."""
+def _learned_tokens(count: int, width: int) -> nn.Parameter | None:
     return nn.Parameter(torch.empty(1, count, width)) if count else None

@@ -1,1 +1,1 @@
-"""Recipes: complete runs, each headed by its command, its time and its expected result; `table` has them all."""
+"""Recipes: complete runs, each with its command, time and expected result."""

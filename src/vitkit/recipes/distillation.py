@@ -1,100 +1,78 @@
-"""A teacher, a smaller model and images go in, a run in which the smaller one learns from both comes out.
+"""Distillation recipes (DeiT).
 
-Facts are from the table of hyper-parameters of "Training data-efficient image transformers & distillation through
-attention" (Touvron et al., 2020), and where that is silent from its released code: 300 epochs, batch 1024, AdamW, lr
+Settings are from the table of hyper-parameters of "Training data-efficient image transformers & distillation through
+attention" (Touvron et al., 2020), and otherwise from its released code: 300 epochs, batch 1024, AdamW, lr
 5e-4 × batch / 512, weight decay 0.05, warm-up of 5 epochs, cosine to 1e-5, stochastic depth 0.1, label smoothing 0.1,
 RandAugment 9/0.5, mixup 0.8, cutmix 1, erasing 0.25, no clipping, crops of 8 % to all of an image, and hard
 distillation of weight 0.5.
 
-What our augmentation cannot say of it: images are not repeated within a batch (three times there); the magnitude of
-RandAugment does not vary from image to image (by 0.5 there), an operation is applied always and not in half of the
-cases, and the set and the scale of operations are Google's; erasing puts in noise of evenly spread pixels, not of
-normally distributed ones. The teacher there is a RegNetY-16GF of 82.9 %, a ResNet's relative that vitkit has not.
+Differences: images are not repeated within a batch (three times there); RandAugment's magnitude is constant (standard
+deviation 0.5 there), operations are always applied (with probability 0.5 there) and have Google's set and scale;
+erasing uses uniform noise (normal there). The teacher there is a RegNetY-16GF of 82.9 %, which vitkit does not have.
 """
 
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
-from typing import NamedTuple
 
-from vitkit.data.augment import AugmentConfig
-from vitkit.objectives.distillation import DistillationConfig
-from vitkit.recipes.recipe import Recipe, slug
+from vitkit.data.config import AugmentConfig
+from vitkit.objectives.config import DistillationConfig, ObjectiveConfig
+from vitkit.recipes.paper import IMAGENET, IMAGENET_IMAGES, train_command
+from vitkit.recipes.recipe import Recipe, RecipeRow, slug
 from vitkit.recipes.small import digits
-from vitkit.recipes.table3 import IMAGENET
-from vitkit.train.config import DataConfig, ModelChoice, ObjectiveConfig, OptimizerConfig, RunConfig, ScheduleConfig
+from vitkit.training.config import ModelChoice, OptimizerConfig, RunConfig, ScheduleConfig
 
 GROUP = "Distillation (DeiT)"
-
 BATCH_SIZE = 1024
-IMAGES = 1_281_167
 
 
-class Row(NamedTuple):
-    """One distilled model of the paper: operations of 300 epochs by our count, without the teacher's, and top-1."""
-
-    model: str
-    exaflops: float
-    top1: float
-
-
-ROWS = (Row("Ti/16", 2.9, 74.5), Row("S/16", 10.7, 81.2), Row("B/16", 40.7, 83.4))
+MODELS = {"Ti/16": (2.9, 74.5), "S/16": (10.7, 81.2), "B/16": (40.7, 83.4)}
+"""Distilled models of the paper: compute of 300 epochs by our count, without the teacher's, and top-1."""
 
 
 def recipes() -> Iterator[Recipe]:
-    """The small run, then the paper's three models.
+    """Yield the small recipe, then the paper's three models.
 
     >>> [recipe.name for recipe in recipes()][:2]
     ['digits-distilled', 'deit-ti16-distilled']
     """
-    yield Recipe(
-        name="digits-distilled",
-        group=GROUP,
-        summary="Digits by a model a tenth the size of that of digits, which is its teacher",
-        command="vitkit train digits-distilled --out runs/small-digits objective.distillation.teacher=runs/digits",
-        time="a minute or two on two cores",
-        expected="95.7 % of the 359 test images over three seeds, 95.4 % without a teacher; docs/experiments.md",
-        make=digits_distilled,
-    )
-    for row in ROWS:
-        name = f"deit-{slug(row.model)}-distilled"
-        yield Recipe(
-            name=name,
-            group=GROUP,
-            summary=f"{row.model} on ImageNet with a teacher, 300 epochs",
-            command=f"torchrun --nproc-per-node 8 -m vitkit train {name} --out runs/{name} data=FOLDER "
-            "objective.distillation.teacher=RUN",
-            time=f"{row.exaflops:g} exaFLOPs by our count, and the teacher's forward passes; not timed",
-            expected=f"ImageNet {row.top1:.1f} % with a RegNetY-16GF for a teacher (the paper)",
-            make=partial(distilled, row.model),
-        )
+    yield RecipeRow(
+        "digits-distilled",
+        digits_distilled,
+        "Digits with a tenth of the parameters; the teacher is the run of digits",
+        "vitkit train digits-distilled --out runs/small-digits objective.distillation.teacher=runs/digits",
+        "a minute or two on two cores",
+        "95.7 % of the 359 test images over three seeds, 95.4 % without a teacher; docs/experiments.md",
+    ).to_recipe(GROUP)
+    for model, (exaflops, top1) in MODELS.items():
+        name = f"deit-{slug(model)}-distilled"
+        yield RecipeRow(
+            name,
+            partial(distilled, model),
+            f"{model} on ImageNet with a teacher, 300 epochs",
+            f"{train_command(name)} objective.distillation.teacher=RUN",
+            f"{exaflops:g} exaFLOPs by our count, and the teacher's forward passes; not timed",
+            f"ImageNet {top1:.1f} % with a RegNetY-16GF as teacher (the paper)",
+        ).to_recipe(GROUP)
 
 
 def distilled(model: str) -> RunConfig:
-    """The run of one model of the paper; the teacher is still to be named."""
-    an_epoch = IMAGES / BATCH_SIZE
+    """Return the run of a model of the paper, without a teacher."""
     return RunConfig(
         model=ModelChoice(name=model, image_size=224, settings=("dropout.stochastic_depth=0.1",)),
-        data=DataConfig(path=IMAGENET.path, kind=IMAGENET.kind, val_share=IMAGENET.held_out, preprocessing="deit"),
+        data=IMAGENET.data(preprocessing="deit"),
         augment=AugmentConfig(
-            crop_area=(0.08, 1.0),
-            randaugment_layers=2,
-            randaugment_magnitude=9,
-            erasing=0.25,
-            mixup=0.8,
-            cutmix=1.0,
+            crop_area=(0.08, 1.0), randaugment_layers=2, randaugment_magnitude=9, erasing=0.25, mixup=0.8, cutmix=1.0
         ),
         objective=ObjectiveConfig(
-            name="distillation",
-            smoothing=0.1,
-            distillation=DistillationConfig(kind="hard", weight=0.5, token=True),
+            name="distillation", smoothing=0.1, distillation=DistillationConfig(kind="hard", weight=0.5, token=True)
         ),
         optimizer=OptimizerConfig(name="adam", weight_decay=0.05, clip=None),
         schedule=ScheduleConfig(
             batch_size=BATCH_SIZE,
             epochs=300.0,
             lr=5e-4 * BATCH_SIZE / 512,
-            warmup_steps=round(5 * an_epoch),
+            warmup_steps=round(5 * IMAGENET_IMAGES / BATCH_SIZE),
             decay="cosine",
             end_lr=1e-5,
         ),
@@ -102,7 +80,7 @@ def distilled(model: str) -> RunConfig:
 
 
 def digits_distilled() -> RunConfig:
-    """The digits recipe for a smaller model with a class and a distillation token; its teacher is that recipe's run."""
+    """Return the digits recipe for a smaller model with a distillation token; the teacher is that recipe's run."""
     teacher = digits()
     shape = ("width=32", "depth=2", "heads=1", "mlp_dim=64", "block.activation=gelu_erf")
     return replace(

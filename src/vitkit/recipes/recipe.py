@@ -1,22 +1,22 @@
-"""A run's configuration and what is known about it go in, a recipe that can be shown and carried out comes out."""
+"""Recipe: a run's configuration with its command, time and expected result."""
 
 import textwrap
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from vitkit.core.config import to_toml
-from vitkit.train.config import RunConfig
+from vitkit.training.config import RunConfig
 
 _LINE = 118
 
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """A complete run under its head.
+    """A complete run and its description.
 
-    `time` says how long it takes and on what; `expected` says what comes out, and who found that. A fine-tuning recipe
-    names no model: `vitkit finetune` puts in the weights and the data. `rates` are the learning rates of its sweep.
+    `time` is the duration with its hardware, `expected` the result with its source. `make` of a fine-tuning recipe sets
+    neither initial weights nor data. `rates` are the learning rates of its sweep.
     """
 
     name: str
@@ -29,30 +29,42 @@ class Recipe:
     kind: Literal["pretrain", "finetune"] = "pretrain"
     rates: tuple[float, ...] = ()
 
-    def head(self) -> dict[str, str]:
-        """What stands above the run, by its label."""
+    def header(self) -> dict[str, str]:
+        """Return the lines of the header by their labels."""
         rates = ", ".join(f"{rate:g}" for rate in self.rates)
         lines = {"command": self.command, "time": self.time, "expected": self.expected}
         return lines | ({"sweep": f"lr {rates}"} if rates else {})
 
     def toml(self) -> str:
-        """The recipe as a TOML file: its head in comments, then every setting of the run."""
+        """Format the recipe as a TOML file: the header in comments, then all settings."""
         lines = [f"{self.name}: {self.summary}", ""]
-        for label, text in self.head().items():
-            lines += _hanging(f"{label}:", text)
+        for label, text in self.header().items():
+            line = f"{label + ':':10}{text}"
+            lines += textwrap.wrap(line, _LINE, subsequent_indent=" " * 10, break_long_words=False)
         comments = "\n".join(f"# {line}".rstrip() for line in lines)
         return f"{comments}\n\n{to_toml(self.make())}"
 
 
+class RecipeRow(NamedTuple):
+    """A recipe in the table of its group; one with rates fine-tunes."""
+
+    name: str
+    make: Callable[[], RunConfig]
+    summary: str
+    command: str
+    time: str
+    expected: str
+    rates: tuple[float, ...] = ()
+
+    def to_recipe(self, group: str) -> Recipe:
+        """Return the recipe."""
+        return Recipe(group=group, kind="finetune" if self.rates else "pretrain", **self._asdict())
+
+
 def slug(model: str) -> str:
-    """A model's name as part of a recipe's name.
+    """Return a model's name in the form used in recipe names.
 
     >>> slug("B/16"), slug("R50+L/32"), slug("BiT-R152x2")
     ('b16', 'r50-l32', 'r152x2')
     """
     return model.lower().removeprefix("bit-").replace("/", "").replace("+", "-")
-
-
-def _hanging(label: str, text: str) -> list[str]:
-    """The label and its text, whose further lines begin under its first word."""
-    return textwrap.wrap(f"{label:10}{text}", _LINE, subsequent_indent=" " * 10, break_long_words=False)

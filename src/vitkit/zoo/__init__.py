@@ -1,1 +1,1 @@
-"""Every model of the paper by name: its configuration, exact size, cost and aliases."""
+"""Model zoo: variants, pretrained weights, FLOPs and memory."""

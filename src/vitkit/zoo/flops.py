@@ -1,39 +1,34 @@
-"""A configuration goes in, the floating-point operations of one forward pass come out, part by part.
+"""Floating-point operations of one forward pass, by part of the model.
 
-An operation is one multiplication or one addition, so a multiply-add counts twice, and only matrix products and
-convolutions are counted: the paper's way. Every token is counted in every layer.
+As in the paper, a multiply-add counts as two operations, and only matrix products and convolutions are counted. Every
+token is counted in every layer.
 """
 
-from vitkit.core.shapes import pair
-from vitkit.model.config import ViTConfig
-from vitkit.model.resnet import EXPANSION, BackboneConfig, BiTConfig
+from vitkit.core.sizes import pair
+from vitkit.model.config import EXPANSION, BackboneConfig, BiTConfig, ViTConfig
 from vitkit.zoo.variants import ModelConfig
 
-Parts = dict[str, int]
+FlopsByPart = dict[str, int]
 
 
-def forward_flops(config: ModelConfig, *, padding: bool = True) -> Parts:
-    """Operations to classify one image, by part of the model; their sum is the model's cost.
+def count_forward_flops(config: ModelConfig, *, padding: bool = True) -> FlopsByPart:
+    """Count the operations to classify one image, by part of the model.
 
-    Without `padding`, a convolution's products with the zeros around the image are left out.
+    With `padding=False`, products of a convolution with zero padding are not counted.
 
     >>> from vitkit.zoo.variants import SIZES
-    >>> round(sum(forward_flops(SIZES["B"]).values()) / 1e9, 1)
+    >>> round(sum(count_forward_flops(SIZES["B"]).values()) / 1e9, 1)
     35.1
     """
     return _bit(config, padding=padding) if isinstance(config, BiTConfig) else _vit(config, padding=padding)
 
 
-def dense(rows: int, inputs: int, outputs: int) -> int:
-    """A dense layer over rows.
-
-    >>> dense(197, 768, 768)
-    232390656
-    """
+def count_dense_flops(rows: int, inputs: int, outputs: int) -> int:
+    """Count the operations of a dense layer applied to `rows` rows."""
     return 2 * rows * inputs * outputs
 
 
-def _vit(config: ViTConfig, *, padding: bool) -> Parts:
+def _vit(config: ViTConfig, *, padding: bool) -> FlopsByPart:
     width, tokens = config.width, config.prefix + config.patches
     backbone = config.backbone
     patch_height, patch_width = pair(config.patch_size)
@@ -41,86 +36,99 @@ def _vit(config: ViTConfig, *, padding: bool) -> Parts:
     layers = config.depth * (2 if config.block.axial else 1)
     parts = {"backbone": _backbone(backbone, config, padding=padding)} if backbone else {}
     return parts | {
-        "patch embedding": dense(config.patches, pixels, width),
-        "qkv": layers * dense(tokens, width, 3 * width),
+        "patch embedding": count_dense_flops(config.patches, pixels, width),
+        "qkv": layers * count_dense_flops(tokens, width, 3 * width),
         "attention": _attention(config, tokens),
-        "attention out": layers * dense(tokens, width, width),
+        "attention out": layers * count_dense_flops(tokens, width, width),
         "mlp": layers * _mlp(config, tokens),
         "head": _head(config, tokens),
     }
 
 
 def _attention(config: ViTConfig, tokens: int) -> int:
-    """Queries times keys and weights times values; and queries times offsets, if positions are relative."""
+    # Queries times keys, weights times values, and queries times offsets if positions are relative.
     if config.block.axial:
-        return config.depth * sum(2 * dense(tokens, config.width, line) for line in config.grid)
-    seen = 2 * tokens
+        return config.depth * sum(2 * count_dense_flops(tokens, config.width, line) for line in config.grid)
+    columns = 2 * tokens
     if config.positions.kind == "relative":
-        seen += 2 * config.patches - 1 + (3 if config.prefix else 0)
-    return config.depth * dense(tokens, config.width, seen)
+        columns += 2 * config.patches - 1 + (3 if config.prefix else 0)
+    return config.depth * count_dense_flops(tokens, config.width, columns)
 
 
 def _mlp(config: ViTConfig, tokens: int) -> int:
     matrices = 3 if config.block.activation == "swiglu" else 2
-    return matrices * dense(tokens, config.width, config.mlp_dim)
+    return matrices * count_dense_flops(tokens, config.width, config.mlp_dim)
 
 
 def _head(config: ViTConfig, tokens: int) -> int:
     width, pre_logits = config.width, config.head.pre_logits
-    flops = dense(1, config.features, config.classes)
+    flops = count_dense_flops(1, config.num_features, config.num_classes)
     if pre_logits:
-        flops += dense(1, width, pre_logits)
+        flops += count_dense_flops(1, width, pre_logits)
     if config.pooling == "map":
-        probe = 2 * dense(1, width, width) + _mlp(config, 1)
-        flops += probe + dense(tokens, width, 2 * width) + 2 * dense(1, width, tokens)
+        probe = 2 * count_dense_flops(1, width, width) + _mlp(config, 1)
+        flops += probe + count_dense_flops(tokens, width, 2 * width) + 2 * count_dense_flops(1, width, tokens)
     return flops
 
 
-def _bit(config: BiTConfig, *, padding: bool) -> Parts:
-    root, size = _root(config.channels, config.root_width, pair(config.image_size), padding=padding)
+def _bit(config: BiTConfig, *, padding: bool) -> FlopsByPart:
+    root, size = _root(config, config.channels, pair(config.image_size), padding=padding)
     return {
         "root": root,
         "stages": _stages(config.units, config.root_width, size, padding=padding),
-        "head": dense(1, config.width, config.classes),
+        "head": count_dense_flops(1, config.width, config.num_classes),
     }
 
 
 def _backbone(backbone: BackboneConfig, config: ViTConfig, *, padding: bool) -> int:
-    root, size = _root(config.channels, backbone.root_width, pair(config.image_size), padding=padding)
+    root, size = _root(backbone, config.channels, pair(config.image_size), padding=padding)
     return root + _stages(backbone.units, backbone.root_width, size, padding=padding)
 
 
-def _root(channels: int, width: int, image_size: tuple[int, int], *, padding: bool) -> tuple[int, tuple[int, int]]:
-    """The 7×7 convolution, and the size that its stride and the pooling's leave."""
-    flops = _convolution(image_size, channels, width, kernel=7, stride=2, padding=padding)
-    return flops, _halved(_halved(image_size))
+def _root(
+    config: BackboneConfig | BiTConfig, channels: int, size: tuple[int, int], *, padding: bool
+) -> tuple[int, tuple[int, int]]:
+    """Count the root's convolutions, and return the size of the feature map after it."""
+    width = config.root_width
+    if config.root == "small":
+        return _convolution(size, channels, width, kernel=3, stride=1, padding=padding), size
+    if config.root == "standard":
+        flops = _convolution(size, channels, width, kernel=7, stride=2, padding=padding)
+        return flops, _halved(_halved(size))
+    flops = _convolution(size, channels, width // 4, kernel=3, stride=1, padding=padding)
+    for inputs, units in zip((width // 4, width // 2), config.root_units, strict=True):
+        outputs = 2 * inputs
+        flops += _convolution(size, inputs, outputs, kernel=3, stride=2, padding=padding)
+        size = _halved(size)
+        flops += 2 * units * _convolution(size, outputs, outputs, kernel=3, stride=1, padding=padding)
+    return flops, size
 
 
 def _stages(units: tuple[int, ...], root_width: int, size: tuple[int, int], *, padding: bool) -> int:
-    """Bottleneck units: 1×1 at the incoming size, 3×3 that may halve it, 1×1; and a shortcut where shapes change."""
+    """Count bottleneck units: 1×1 at the input size, 3×3 that may halve it, 1×1; a projection where shapes change."""
     flops, inputs = 0, root_width
     for stage, count in enumerate(units):
         inner, outputs = root_width * 2**stage, root_width * 2**stage * EXPANSION
         for unit in range(count):
             stride = 2 if unit == 0 and stage > 0 else 1
-            flops += dense(size[0] * size[1], inputs, inner)
+            flops += count_dense_flops(size[0] * size[1], inputs, inner)
             flops += _convolution(size, inner, inner, kernel=3, stride=stride, padding=padding)
             size = _halved(size) if stride == 2 else size
-            flops += dense(size[0] * size[1], inner, outputs)
+            flops += count_dense_flops(size[0] * size[1], inner, outputs)
             if unit == 0:
-                flops += dense(size[0] * size[1], inputs, outputs)
+                flops += count_dense_flops(size[0] * size[1], inputs, outputs)
             inputs = outputs
     return flops
 
 
 def _convolution(size: tuple[int, int], inputs: int, outputs: int, *, kernel: int, stride: int, padding: bool) -> int:
-    """A padded convolution: each output reads the kernel's height times its width, or what of it is in the image."""
+    """Count a padded convolution, with or without the kernel taps that fall outside the image."""
 
     def products(side: int) -> int:
         results = -(-side // stride)
         if padding:
             return results * kernel
-        # Padding of one side more or less shifts the reads; as many of them stay inside.
+        # TensorFlow pads one side more, which shifts the taps; as many of them stay inside the image.
         reads = (result * stride - kernel // 2 + tap for result in range(results) for tap in range(kernel))
         return sum(0 <= read < side for read in reads)
 

@@ -1,6 +1,7 @@
-"""Python imports this by itself in every process that has its folder on the path: audit events go in, a file comes out.
+"""Recorder of audit events in child processes.
 
-So a server and the worker that it starts are listened to from their first line. `test_audit.py` says where to write.
+Python imports `sitecustomize` at startup if its directory is on the path, so that a server and its worker are recorded
+from their first line. `test_audit.py` sets the path of the report.
 """
 
 import json
@@ -14,7 +15,7 @@ REPORT = Path(os.environ["VITKIT_TEST_AUDIT"])
 
 
 def write(event: Event) -> None:
-    """A line for each event, at once: a process may be killed."""
+    """Append one line per event at once, because the process may be killed."""
     line = json.dumps(asdict(event) | {"process": os.getpid(), "fault": is_fault(event)}) + "\n"
     descriptor = os.open(REPORT, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     os.write(descriptor, line.encode())

@@ -1,0 +1,1 @@
+"""Public functions, one module per group of commands."""

@@ -1,1 +1,0 @@
-"""Weights on disk: vitkit's own artefact, and how weights are fitted to a changed model."""

@@ -1,0 +1,50 @@
+"""Options and parameter types that several commands share."""
+
+import re
+
+import click
+
+Size = int | tuple[int, int]
+
+device_option = click.option("--device", default="auto", show_default=True, help="cpu, cuda, mps, or auto.")
+workers_option = click.option(
+    "--workers", type=click.IntRange(min=0), default=2, show_default=True, help="Processes that read images."
+)
+json_option = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+precision_option = click.option(
+    "--precision",
+    type=click.Choice(["fp32", "bf16", "int8"]),
+    default="fp32",
+    show_default=True,
+    help="Precision of matrix products; bf16 and int8 are faster and less exact.",
+)
+merge_option = click.option(
+    "--merge",
+    type=click.IntRange(min=0),
+    metavar="R",
+    default=0,
+    show_default=True,
+    help="Merge R tokens in every layer (ToMe): faster and less exact.",
+)
+
+
+class SizeParameter(click.ParamType):  # type: ignore[type-arg]
+    """Image size: 384 for a square, 224x320 for height and width."""
+
+    name = "size"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> Size:
+        """Parse the size."""
+        match = re.fullmatch(r"(\d+)(?:x(\d+))?", str(value))
+        if not match:
+            self.fail(f"{value!r} is not a size; use 384, or 224x320 for height and width", param, ctx)
+        return int(match[1]) if match[2] is None else (int(match[1]), int(match[2]))
+
+
+def split_list(text: str | None) -> list[str] | None:
+    """Split a comma-separated list; None stays None.
+
+    >>> split_list("pets, flowers")
+    ['pets', 'flowers']
+    """
+    return None if text is None else [item.strip() for item in text.split(",") if item.strip()]

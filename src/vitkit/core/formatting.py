@@ -1,0 +1,173 @@
+"""Numbers, sizes, durations, untrusted text and log records as people read them."""
+
+import json
+import logging
+import re
+import sys
+from datetime import UTC, datetime
+from typing import Literal
+
+MISSING = "–"
+"""Shown for a value that does not exist."""
+# Control characters, line separators, direction overrides, and lone surrogates (undecodable file names).
+UNSAFE = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+def safe_text(text: str) -> str:
+    r"""Escape characters that could control the terminal or cannot be encoded.
+
+    >>> print(safe_text("cat\x1b[31m.jpg"))
+    cat\x1b[31m.jpg
+    """
+    return UNSAFE.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
+
+
+def format_count(count: int | float) -> str:
+    """Format a count with three or four digits and a unit prefix.
+
+    >>> format_count(86_567_656), format_count(196)
+    ('86.6 M', '196')
+    """
+    return _scale(count, ("", "k", "M", "G", "T"))
+
+
+def format_plural(count: int, noun: str) -> str:
+    """Format a count with its noun.
+
+    >>> format_plural(1, "head"), format_plural(3, "head")
+    ('1 head', '3 heads')
+    """
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
+def format_bytes(size: int | float) -> str:
+    """Format a size in decimal units.
+
+    >>> format_bytes(1_204_000_000), format_bytes(512)
+    ('1.2 GB', '512 B')
+    """
+    return _scale(size, ("B", "kB", "MB", "GB", "TB"))
+
+
+def format_percent(fraction: int | float | None, digits: int = 1) -> str:
+    """Format a fraction as a percentage.
+
+    >>> format_percent(0.8415), format_percent(None)
+    ('84.2 %', '–')
+    """
+    return MISSING if fraction is None else f"{100 * fraction:.{digits}f} %"
+
+
+def format_number(value: int | float | None) -> str:
+    """Format a number of any magnitude in a few characters, for axes and tables.
+
+    >>> [format_number(value) for value in (86_600_000, 0.00018, 250, 1_000_000_000_000, None)]
+    ['86.6M', '0.00018', '250', '1e12', '–']
+    """
+    if value is None:
+        return MISSING
+    for size, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if size <= value < 1000 * size:
+            return f"{value / size:.3g}{unit}"
+    return f"{value:.3g}".replace("e-0", "e-").replace("e+0", "e").replace("e+", "e")
+
+
+def format_duration(seconds: int | float | None) -> str:
+    """Format a duration with its two largest units.
+
+    >>> format_duration(95), format_duration(7260), format_duration(None)
+    ('1 min 35 s', '2 h 1 min', '–')
+    """
+    if seconds is None:
+        return MISSING
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours:
+        return f"{hours} h {minutes} min"
+    return f"{minutes} min {rest} s" if minutes else f"{rest} s"
+
+
+def format_clock(seconds: int | float) -> str:
+    """Format a duration as on a clock, with hours only if there are any.
+
+    >>> format_clock(130), format_clock(100_000.4)
+    ('2:10', '27:46:40')
+    """
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def _scale(number: int | float, units: tuple[str, ...]) -> str:
+    """Format a number in the largest unit in which it is at least 1.0."""
+    power = 0
+    while abs(number) >= (999.95 if power else 999.5) and power < len(units) - 1:
+        number, power = number / 1000, power + 1
+    return f"{number:.{1 if power else 0}f} {units[power]}".rstrip()
+
+
+LogFormat = Literal["text", "json"]
+
+
+class TextFormatter(logging.Formatter):
+    """Plain messages; warnings and errors start with their level."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Format a record without control characters."""
+        prefix = f"{record.levelname.lower()}: " if record.levelno >= logging.WARNING else ""
+        return "\n".join(map(safe_text, f"{prefix}{super().format(record)}".splitlines()))
+
+
+class JsonFormatter(logging.Formatter):
+    """One JSON object per record. Keys passed as `extra={"fields": {...}}` are added."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Format a record as one line of ASCII."""
+        entry: dict[str, object] = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        entry |= getattr(record, "fields", {})
+        if record.exc_info:
+            entry["traceback"] = self.formatException(record.exc_info)
+        return json.dumps(entry, default=str)
+
+
+class StandardErrorHandler(logging.Handler):
+    """Handler that writes to the current `sys.stderr`, also after it was replaced."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write one record."""
+        try:
+            sys.stderr.write(self.format(record) + "\n")
+            sys.stderr.flush()
+        except OSError:  # nobody reads stderr any more
+            self.handleError(record)
+
+
+def configure_logging(
+    log_format: LogFormat = "text", *, level: int = logging.INFO, handler: logging.Handler | None = None
+) -> None:
+    """Send vitkit's log records, and errors of the libraries it uses, to stderr or to another handler.
+
+    A second call replaces the handler of the first; handlers of other programs stay.
+    """
+    handler = handler or StandardErrorHandler()
+    handler.setFormatter(JsonFormatter() if log_format == "json" else TextFormatter())
+    root = logging.getLogger()
+    for previous in _own_handlers():
+        root.removeHandler(previous)
+    root.addHandler(handler)
+    root.setLevel(logging.ERROR)
+    logging.getLogger("vitkit").setLevel(level)
+
+
+def get_log_format() -> LogFormat:
+    """Return the format that `configure_logging` was called with."""
+    return "json" if any(isinstance(each.formatter, JsonFormatter) for each in _own_handlers()) else "text"
+
+
+def _own_handlers() -> list[logging.Handler]:
+    return [each for each in logging.getLogger().handlers if isinstance(each.formatter, TextFormatter | JsonFormatter)]

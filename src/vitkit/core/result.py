@@ -1,0 +1,38 @@
+"""Base class of the results of public functions."""
+
+from dataclasses import dataclass
+from html import escape
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Result:
+    """A result that prints as one line and shows as a table in notebooks.
+
+    `to_dict()` is what the command prints with `--json`. `warnings` are what needs the user's attention.
+    """
+
+    warnings: tuple[str, ...] = ()
+
+    def to_dict(self) -> dict[str, object]:
+        """Return the result as JSON values."""
+        raise NotImplementedError
+
+    def highlights(self) -> dict[str, object]:
+        """Return the few values that represent the result in one line."""
+        return {key: value for key, value in self.to_dict().items() if isinstance(value, str | int | float)}
+
+    def __repr__(self) -> str:
+        values = ", ".join(f"{name}={_format(value)}" for name, value in self.highlights().items())
+        return f"{type(self).__name__}({values})"
+
+    def _repr_html_(self) -> str:
+        rows = "".join(
+            f"<tr><th style='text-align:left'>{escape(name)}</th><td style='text-align:left'>{escape(_format(value))}"
+            "</td></tr>"
+            for name, value in self.highlights().items()
+        )
+        return f"<table><caption>{escape(type(self).__name__)}</caption>{rows}</table>"
+
+
+def _format(value: object) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,5 @@
+"""Version of the installed package."""
+
+from importlib.metadata import version
+
+__version__ = version("vitkit")

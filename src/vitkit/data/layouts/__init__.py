@@ -1,0 +1,1 @@
+"""Dataset layouts: one module per layout, and a registry."""

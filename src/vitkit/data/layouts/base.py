@@ -1,0 +1,239 @@
+"""Image sources for files, slices of archives and arrays, and helpers to build datasets of them."""
+
+from array import array
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vitkit.core.errors import DataError
+from vitkit.core.files import escape_surrogates, read_bytes
+from vitkit.data.dataset import UNLABELED, Dataset, ImageSource, StoredImage
+from vitkit.data.decode_limits import DEFAULT_LIMITS
+from vitkit.data.layouts.files import shorten_list
+
+MAX_CLASSES = 1_000_000
+"""A larger label is damage or an attack: it would need as many class names."""
+
+Labels = NDArray[np.int64]
+
+
+class PackedNames(Sequence[str]):
+    """Strings packed into one buffer: a million objects would be copied into every worker process."""
+
+    def __init__(self, names: Iterable[str]) -> None:
+        packed, ends = bytearray(), array("q", [0])
+        for name in names:
+            packed += name.encode("utf-8", "surrogateescape")
+            ends.append(len(packed))
+        self.packed, self.ends = bytes(packed), np.array(ends, dtype=np.int64)
+
+    def __len__(self) -> int:
+        return len(self.ends) - 1
+
+    def __getitem__(self, index: int) -> str:  # type: ignore[override]  # slices are not needed
+        index = range(len(self))[index]
+        return self.packed[self.ends[index] : self.ends[index + 1]].decode("utf-8", "surrogateescape")
+
+
+@dataclass(eq=False, kw_only=True)
+class NamedSource(ImageSource):
+    """Base of sources whose names and labels are known in advance."""
+
+    layout: str
+    classes: tuple[str, ...]
+    labels: Labels
+    names: Sequence[str]
+
+    def __post_init__(self) -> None:
+        self.classes = tuple(map(escape_surrogates, self.classes))
+        self.names = PackedNames(self.names)
+
+    def name(self, index: int) -> str:
+        """Return the name of an image."""
+        return self.names[index]
+
+
+@dataclass(eq=False)
+class FileSource(NamedSource):
+    """Image files below a directory, each opened when it is read."""
+
+    root: Path
+
+    def read(self, index: int) -> StoredImage:
+        """Return the bytes of the file."""
+        return read_bytes(f"{self.root}/{self.names[index]}", max_bytes=DEFAULT_LIMITS.max_bytes)
+
+
+@dataclass(eq=False)
+class ArchiveSource(NamedSource):
+    """Slices (archive, offset, size) of archives, read in place."""
+
+    archives: Sequence[Path]
+    slices: NDArray[np.int64]
+
+    def read(self, index: int) -> StoredImage:
+        """Return the bytes of the slice. The file is opened each time, so processes share no file position."""
+        archive, offset, size = self.slices[index].tolist()
+        with self.archives[archive].open("rb", buffering=0) as file:
+            file.seek(offset)
+            content = file.read(size)
+        if len(content) != size:
+            raise DataError(f"{self.archives[archive]} ends within {self.names[index]}", hint="download it again")
+        return content
+
+
+@dataclass(eq=False)
+class ArraySource(NamedSource):
+    """Images of one size in memory: N × H × W or N × H × W × C."""
+
+    images: NDArray[np.uint8]
+    always_readable = True
+
+    def read(self, index: int) -> StoredImage:
+        """Return the pixels, H × W or H × W × C."""
+        return self.images[index]
+
+
+# Datasets
+
+
+def make_dataset(path: Path | str, splits: Mapping[str, ImageSource]) -> Dataset:
+    """Create a dataset after checking that no split is empty and that there are two classes or more."""
+    for split, source in splits.items():
+        if not len(source):
+            raise DataError(f"{split} of {path} has no images", hint=f"it was read as: {source.layout}")
+    if not splits:
+        raise DataError(f"{path} has no images")
+    ordered = {split: splits[split] for split in ("all", "train", "val", "test") if split in splits}
+    dataset = Dataset(path=str(path), splits=ordered)
+    labels = np.unique(dataset.first_split.labels)
+    if len(labels) < 2 and labels[0] != UNLABELED:
+        raise DataError(
+            f"{path} has only one class: {dataset.classes[int(labels[0])]}",
+            expected="two classes or more",
+            hint="use one directory per class, or set the layout to unlabeled",
+        )
+    return dataset
+
+
+def make_file_dataset(
+    path: Path,
+    *,
+    layout: str,
+    classes: tuple[str, ...],
+    labels: Mapping[str, Labels],
+    names: Mapping[str, Sequence[str]],
+    root: Path | None = None,
+) -> Dataset:
+    """Create a dataset of image files below `root`, by default the path, from the labels and names of each split."""
+    splits = {
+        split: FileSource(root or path, layout=layout, classes=classes, labels=labels[split], names=names[split])
+        for split in names
+    }
+    return make_dataset(path, splits)
+
+
+def make_array_dataset(
+    path: Path,
+    *,
+    layout: str,
+    images: Mapping[str, NDArray[np.uint8]],
+    labels: Mapping[str, Labels],
+    classes: tuple[str, ...],
+    names: Mapping[str, Sequence[str]] | None = None,
+) -> Dataset:
+    """Create a dataset of arrays. Missing names of classes and images are numbers."""
+    classes = name_classes(path, labels, classes=classes)
+    names = names or {split: number_names(split, len(labels[split])) for split in labels}
+    splits = {
+        split: ArraySource(images[split], layout=layout, classes=classes, labels=labels[split], names=names[split])
+        for split in images
+    }
+    return make_dataset(path, splits)
+
+
+def number_names(prefix: str, count: int) -> list[str]:
+    """Return names for images that have none."""
+    return [f"{prefix}/{number:06d}" for number in range(count)]
+
+
+def check_files(root: Path, names: Sequence[str], *, where: str) -> None:
+    """Raise DataError if files of a list do not exist."""
+    if missing := [name for name in names if not (root / name).is_file()]:
+        raise DataError(
+            f"{where} lacks {shorten_list(missing)}",
+            got=f"{len(missing)} of {len(names)} files missing",
+            hint="unpack the images again",
+        )
+
+
+# Classes and labels
+
+
+def number_class_names(
+    path: Path, names: Mapping[str, Sequence[str]], *, numeric: bool = True
+) -> tuple[tuple[str, ...], dict[str, Labels]]:
+    """Return the sorted classes and the labels of each split; if `numeric`, names that are numbers sort by value.
+
+    Other splits may lack classes of train, but have none of their own.
+
+    >>> number_class_names(Path("d"), {"train": ["10", "9", "9"]})
+    (('9', '10'), {'train': array([1, 0, 0])})
+    """
+    by_split = {split: set(of_split) for split, of_split in names.items()}
+    classes = sorted(by_split.get("train", set().union(*by_split.values())))
+    for split, of_split in by_split.items():
+        if unknown := sorted(of_split.difference(classes)):
+            raise DataError(
+                f"{split} of {path} has classes that train lacks: {shorten_list(unknown)}",
+                hint="add images of each to train, or remove them; names are case-sensitive",
+            )
+    if numeric and all(name.isascii() and name.isdigit() and len(name) < 19 for name in classes):
+        classes.sort(key=lambda name: (int(name), name))
+    label_of = {name: label for label, name in enumerate(classes)}
+    labels = {
+        split: np.array([label_of[name] for name in of_split], dtype=np.int64) for split, of_split in names.items()
+    }
+    return tuple(classes), labels
+
+
+def number_labels(
+    path: Path, values: Mapping[str, Sequence[str | int | None]], *, classes: tuple[str, ...]
+) -> tuple[tuple[str, ...], dict[str, Labels]]:
+    """Return the classes and the labels of each split; `classes` are the names of numbers, if known.
+
+    Values are numbers or names, or all of them are None: images without labels.
+    """
+    kinds = {type(value) for of_split in values.values() for value in of_split}
+    if kinds <= {type(None)}:
+        return (), {split: np.full(len(of_split), UNLABELED) for split, of_split in values.items()}
+    if type(None) in kinds:
+        unlabeled = sum(value is None for of_split in values.values() for value in of_split)
+        raise DataError(
+            f"{path} has images without a label",
+            expected="a label next to each image, or none at all",
+            got=f"{unlabeled} of {sum(map(len, values.values()))} without",
+        )
+    if str in kinds:
+        return number_class_names(path, {split: list(map(str, of_split)) for split, of_split in values.items()})
+    try:
+        labels = {split: np.array(of_split, dtype=np.int64) for split, of_split in values.items()}
+    except OverflowError as error:
+        raise DataError(f"{path} has a label out of range") from error
+    return name_classes(path, labels, classes=classes), labels
+
+
+def name_classes(path: Path, labels: Mapping[str, Labels], *, classes: tuple[str, ...] = ()) -> tuple[str, ...]:
+    """Return the class names, by default numbers; raise DataError if a label has no name."""
+    num_classes = len(classes) or MAX_CLASSES
+    largest = -1
+    for split, of_split in labels.items():
+        if wrong := of_split[(of_split < 0) | (of_split >= num_classes)].tolist():
+            raise DataError(
+                f"{split} of {path} has a label out of range", expected=f"0…{num_classes - 1}", got=wrong[0]
+            )
+        largest = max(largest, int(of_split.max(initial=-1)))
+    return classes or tuple(map(str, range(largest + 1)))

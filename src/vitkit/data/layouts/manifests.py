@@ -1,0 +1,295 @@
+"""Lists of file names and labels, for files below the directory of the list: CSV and JSONL manifests, VTAB-1k tasks."""
+
+import csv
+import json
+import re
+import stat
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+import numpy as np
+
+from vitkit.core.errors import DataError
+from vitkit.data.dataset import Dataset
+from vitkit.data.layouts.base import MAX_CLASSES, Labels, make_file_dataset, name_classes, number_class_names
+from vitkit.data.layouts.files import list_directory, parse_split, shorten_list
+
+MANIFESTS = ("metadata.csv", "metadata.jsonl", "labels.csv", "labels.jsonl", "manifest.csv", "manifest.jsonl")
+COLUMNS = ("file_name", "label", "split", "class_index")
+EXAMPLE = "file_name,label as the first line, cats/1.jpg,cat as the next"
+
+Values = dict[str, str | int]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ManifestRow:
+    """One line of a manifest. `where` names it in messages."""
+
+    where: str
+    file_name: str
+    label: str
+    split: str
+    class_index: int | None
+
+
+def find_manifests(path: Path) -> list[Path]:
+    """Return the manifests of a path: itself, one in the directory, or one in each of its split folders."""
+    if path.is_file():
+        return [path] if path.suffix.lower() in {".csv", ".jsonl"} else []
+    if manifests := list_manifests(path):
+        return manifests
+    folders = [folder for folder in list_directory(path) if folder.is_dir() and parse_split(folder.name)]
+    return [manifest for folder in folders for manifest in list_manifests(folder)]
+
+
+def list_manifests(directory: Path) -> list[Path]:
+    """Return the files directly in a directory that are called like a manifest and mention file_name first."""
+
+    def has_file_names(path: Path) -> bool:
+        with path.open("rb") as file:
+            return b"file_name" in file.readline(65_536)
+
+    return [path for path in list_directory(directory) if path.name.lower() in MANIFESTS and has_file_names(path)]
+
+
+def open_manifest(path: Path) -> Dataset:
+    """Open the images of a manifest. Columns: file_name, label, and optionally split and class_index.
+
+    Without class_index the classes are the sorted labels: numbers by value, others by name.
+    """
+    manifests = find_manifests(path)
+    directories = {manifest.parent for manifest in manifests}
+    if not manifests or len(directories) < len(manifests):
+        raise DataError(
+            f"{path} has {len(manifests) or 'no'} manifests",
+            expected=f"one of {', '.join(MANIFESTS)}, with {EXAMPLE}",
+            got=shorten_list([manifest.name for manifest in manifests]) or None,
+            hint="give the path of the manifest itself",
+        )
+    root = path.parent if path.is_file() else path
+    rows = [row for manifest in manifests for row in read_rows(manifest, root=root)]
+    if not rows:
+        raise DataError(f"{manifests[0]} lists no images", expected=EXAMPLE)
+    check_rows(rows)
+    check_row_files(rows, root=root)
+    by_split: dict[str, list[ManifestRow]] = {}
+    for row in sorted(rows, key=lambda row: row.file_name):
+        by_split.setdefault(row.split, []).append(row)
+    if rows[0].class_index is None:
+        by_name = {split: [row.label for row in of_split] for split, of_split in by_split.items()}
+        classes, labels = number_class_names(path, by_name)
+    else:
+        classes = name_classes_by_index(rows)
+        labels = {split: get_indices(of_split) for split, of_split in by_split.items()}
+    return make_file_dataset(
+        path,
+        root=root,
+        layout="CSV manifest" if manifests[0].suffix.lower() == ".csv" else "JSONL manifest",
+        classes=classes,
+        labels=labels,
+        names={split: [row.file_name for row in of_split] for split, of_split in by_split.items()},
+    )
+
+
+def get_indices(rows: Sequence[ManifestRow]) -> Labels:
+    """Return class_index of each row."""
+    return np.array([row.class_index for row in rows], dtype=np.int64)
+
+
+def name_classes_by_index(rows: Sequence[ManifestRow]) -> tuple[str, ...]:
+    """Return class names in the order of class_index. Duplicates get their number: ImageNet has two cranes."""
+    row_of: dict[int, ManifestRow] = {}
+    for row in rows:
+        first = row_of.setdefault(row.class_index or 0, row)
+        if first.label != row.label:
+            raise DataError(f"{row.where}: class_index {row.class_index}", expected=first.label, got=row.label)
+    counts = Counter(row.label for row in row_of.values())
+    names = []
+    for index in range(max(row_of) + 1):
+        label = row_of[index].label if index in row_of else str(index)
+        names.append(f"{label} ({index})" if counts[label] > 1 else label)
+    return tuple(names)
+
+
+def read_rows(manifest: Path, *, root: Path) -> Iterator[ManifestRow]:
+    """Yield the checked lines of a manifest."""
+    directory = manifest.parent.relative_to(root)
+    split = parse_split(directory.name) if directory.parts else None
+    read = read_csv if manifest.suffix.lower() == ".csv" else read_jsonl
+    try:
+        for line, values in read(manifest):
+            yield parse_row(values, directory=directory, split=split, where=f"{manifest}, line {line}")
+    except (UnicodeDecodeError, csv.Error, RecursionError) as error:
+        raise DataError(f"{manifest} cannot be read: {error}", hint="save it as UTF-8") from error
+
+
+def parse_row(values: Values, *, directory: Path, split: str | None, where: str) -> ManifestRow:
+    """Return the checked values of a line of a manifest in `directory`; the split is "all" if nothing names one."""
+    name = str(values.get("file_name") or "")
+    if not name.strip():
+        raise DataError(f"{where} has no file_name", expected=EXAMPLE)
+    name = check_relative_path(name, where=where)
+    label = str(values["label"] if values.get("label") is not None else "").strip()
+    if not label:
+        raise DataError(f"{where}: {name} has no label", expected=EXAMPLE, hint="fill in the column label")
+    if split is None:
+        value = values.get("split")
+        split = "all" if value is None else parse_split(str(value))
+        if split is None:
+            raise DataError(f"{where}: unknown split", expected="train, val or test", got=repr(value))
+    index = values.get("class_index")
+    if index is not None and not re.fullmatch(r"[0-9]{1,6}", str(index).strip()):
+        raise DataError(f"{where}: class_index", expected=f"a number from 0 to {MAX_CLASSES - 1}", got=repr(index))
+    return ManifestRow(
+        where=where,
+        file_name=(directory / name).as_posix(),
+        label=label,
+        split=split,
+        class_index=None if index is None else int(index),
+    )
+
+
+def read_csv(manifest: Path) -> Iterator[tuple[int, Values]]:
+    """Yield line numbers and values of a CSV file."""
+    with manifest.open(encoding="utf-8-sig", newline="") as file:
+        reader = csv.DictReader(file, strict=True)
+        columns = [column.strip() for column in reader.fieldnames or ()]
+        reader.fieldnames = columns
+        if missing := [column for column in ("file_name", "label") if column not in columns]:
+            raise DataError(f"{manifest} lacks the column {missing[0]}", expected=EXAMPLE, got=",".join(columns))
+        for values in reader:
+            if None in values:
+                raise DataError(
+                    f"{manifest}, line {reader.line_num} has too many values",
+                    expected=len(columns),
+                    hint='put values with a comma in "quotes"',
+                )
+            yield reader.line_num, {column: value for column, value in values.items() if value is not None}
+
+
+def read_jsonl(manifest: Path) -> Iterator[tuple[int, Values]]:
+    """Yield line numbers and values of a file with one JSON object per line."""
+    with manifest.open(encoding="utf-8-sig") as file:
+        for line, text in enumerate(file, start=1):
+            if not text.strip():
+                continue
+            try:
+                record = json.loads(text)
+            except ValueError as error:
+                raise DataError(f"{manifest}, line {line} is not JSON: {error}") from error
+            if not isinstance(record, dict):
+                raise DataError(f"{manifest}, line {line}", expected='{"file_name": …, "label": …}', got=text.strip())
+            values = {key: record[key] for key in COLUMNS if key in record}
+            for key, value in values.items():
+                if isinstance(value, bool) or not isinstance(value, str | int | None):
+                    raise DataError(f"{manifest}, line {line}: {key}", expected="a string or an integer", got=value)
+            yield line, values
+
+
+def check_relative_path(name: str, *, where: str) -> str:
+    """Return a normalized relative path; raise DataError if it could leave the directory of the dataset."""
+    path = PurePosixPath(name)
+    if path.is_absolute() or ".." in path.parts or re.search(r"[\\\0\n\r]|^[A-Za-z]:", name) or not path.parts:
+        raise DataError(
+            f"{where}: {name!r} is not a relative path with /", hint="name files relative to the manifest, without .."
+        )
+    return path.as_posix()
+
+
+def check_rows(rows: Sequence[ManifestRow]) -> None:
+    """Raise DataError if only some lines have a split or class_index, or if a file is listed twice."""
+    first: dict[str, ManifestRow] = {}
+    for row in rows:
+        if (row.split == "all") != (rows[0].split == "all"):
+            raise DataError(f"{row.where}: some lines have a split and some have none")
+        if (row.class_index is None) != (rows[0].class_index is None):
+            raise DataError(f"{row.where}: some lines have a class_index and some have none")
+        if first.setdefault(row.file_name, row) is not row:
+            raise DataError(f"{row.where} repeats {row.file_name} of {first[row.file_name].where}")
+
+
+def check_row_files(rows: Sequence[ManifestRow], *, root: Path) -> None:
+    """Raise DataError for files that do not exist, and for links to files outside of the directory."""
+    resolved_root = root.resolve()
+    parents: dict[Path, Path] = {}
+    missing = []
+    for row in rows:
+        path = root / row.file_name
+        try:
+            parent = parents.get(path.parent) or parents.setdefault(path.parent, path.parent.resolve(strict=True))
+            mode = path.lstat().st_mode
+            resolved = path.resolve(strict=True) if stat.S_ISLNK(mode) else parent / path.name
+            is_regular = resolved.is_file() if stat.S_ISLNK(mode) else stat.S_ISREG(mode)
+        except (OSError, RuntimeError):  # RuntimeError: a link to itself
+            missing.append(row)
+            continue
+        if not resolved.is_relative_to(resolved_root):
+            raise DataError(f"{row.where}: {row.file_name} is a link to a file outside of {root}")
+        if not is_regular:
+            raise DataError(f"{row.where}: {row.file_name} is not a file")
+    if missing:
+        raise DataError(
+            f"{missing[0].where}: no file {missing[0].file_name}",
+            got=f"{len(missing)} of {len(rows)} files missing: {shorten_list([row.file_name for row in missing])}",
+            hint="file names are relative to the directory of the manifest",
+        )
+
+
+# Tasks of VTAB-1k: images/train800/000000.jpg … and train800.txt with lines of a path and a label
+
+VTAB_LISTS = {"train": "train800.txt", "val": "val200.txt", "test": "test.txt"}
+ALL_EXAMPLES = "train800val200.txt"
+"""The 1,000 examples in one list, which is the only one of some releases."""
+VTAB_EXAMPLE = "images/train800/000000.jpg 19"
+
+
+def has_vtab(path: Path) -> bool:
+    """Return whether there is the list of 800 or 1,000 examples."""
+    return (path / VTAB_LISTS["train"]).is_file() or (path / ALL_EXAMPLES).is_file()
+
+
+def open_vtab(path: Path) -> Dataset:
+    """Open the splits train800, val200 and test; if there is only the list of 1,000 examples, it is train.
+
+    Class names are the numbers of the labels. A class may have no example: Sun397 has 397 classes.
+    """
+    lists = {split: path / name for split, name in VTAB_LISTS.items() if (path / name).is_file()}
+    if "train" not in lists and (path / ALL_EXAMPLES).is_file():
+        lists = {"train": path / ALL_EXAMPLES} | {split: file for split, file in lists.items() if split != "val"}
+    if "train" not in lists:
+        expected = ", ".join((*VTAB_LISTS.values(), ALL_EXAMPLES))
+        raise DataError(f"{path} has no {VTAB_LISTS['train']}", expected=expected)
+    rows = {split: read_vtab_list(file) for split, file in lists.items()}
+    for of_split in rows.values():
+        check_row_files(of_split, root=path)
+    labels = {split: get_indices(of_split) for split, of_split in rows.items()}
+    return make_file_dataset(
+        path,
+        layout="VTAB-1k task",
+        classes=name_classes(path, labels),
+        labels=labels,
+        names={split: [row.file_name for row in of_split] for split, of_split in rows.items()},
+    )
+
+
+def read_vtab_list(path: Path) -> list[ManifestRow]:
+    """Read lines of a path, which may contain spaces, and a label."""
+    rows: list[ManifestRow] = []
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path} cannot be read: {error}", hint="save it as UTF-8") from error
+    for number, line in enumerate(text.splitlines(), start=1):
+        if not line.strip():
+            continue
+        where = f"{path}, line {number}"
+        name, _, label = line.strip().rpartition(" ")
+        if not name or not (label.isascii() and label.isdigit() and len(label) < 8):
+            raise DataError(f"{where}: {line.strip()!r}", expected=f"a path and a number, such as {VTAB_EXAMPLE}")
+        name = check_relative_path(name.strip(), where=where)
+        rows.append(ManifestRow(where=where, file_name=name, label=label, split="", class_index=int(label)))
+    if not rows:
+        raise DataError(f"{path} lists no images", expected=VTAB_EXAMPLE)
+    return rows

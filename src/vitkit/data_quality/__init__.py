@@ -1,0 +1,1 @@
+"""Near-duplicates and label errors in image datasets."""

@@ -1,0 +1,27 @@
+"""Exceptions that vitkit raises, and the warning it issues."""
+
+from vitkit.core.errors import (
+    ArgumentError,
+    ConfigError,
+    DataError,
+    InputError,
+    MissingDependencyError,
+    TrainingError,
+    UnknownNameError,
+    VitkitError,
+    VitkitWarning,
+    WeightsError,
+)
+
+__all__ = [
+    "ArgumentError",
+    "ConfigError",
+    "DataError",
+    "InputError",
+    "MissingDependencyError",
+    "TrainingError",
+    "UnknownNameError",
+    "VitkitError",
+    "VitkitWarning",
+    "WeightsError",
+]

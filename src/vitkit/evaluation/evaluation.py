@@ -1,0 +1,301 @@
+"""Evaluation of a classifier: the result type, and the functions that compute it from logits or from a model."""
+
+import math
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from vitkit.core.errors import DataError, InputError
+from vitkit.core.shapes import Float, Int, Tensor
+from vitkit.data.dataset import Dataset, ImageSource
+from vitkit.data.loader import CPU
+from vitkit.data.verify import BadFile
+from vitkit.evaluation.logits import compute_bundle_logits
+from vitkit.evaluation.metrics import (
+    Calibration,
+    bootstrap_interval,
+    calibration,
+    class_scores,
+    confidences,
+    confusion_matrix,
+    negative_log_likelihood,
+    top_k,
+)
+from vitkit.weights.bundle import ModelBundle
+
+SPLIT_ORDER = ("test", "val", "all", "train")
+"""Splits in the order in which they are preferred for evaluation."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClassMetrics:
+    """Metrics of one class; None where a denominator is zero."""
+
+    name: str
+    count: int
+    recall: float | None
+    precision: float | None
+    f1: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mistake:
+    """A wrong prediction: image index, true and predicted class, and the probabilities of both."""
+
+    index: int
+    target: int
+    predicted: int
+    probability: float
+    target_probability: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineComparison:
+    """The engine that was evaluated, and the metrics of the unmodified model in fp32 on the same images."""
+
+    precision: str
+    merge: int
+    engine: str
+    fallback_reason: str | None
+    """Reason why no faster engine was used."""
+    fp32: "EvaluationResult"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RealAccuracy:
+    """Accuracy on the ImageNet validation images that have ReaL labels."""
+
+    top1: float
+    count: int
+    skipped: int
+    """Images without labels."""
+    interval: tuple[float, float]
+    """95 % bootstrap interval."""
+
+    def to_dict(self) -> dict[str, object]:
+        """Return the value of "real" in `vitkit eval --json`."""
+        return asdict(self) | {"interval": list(self.interval)}
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class EvaluationResult:
+    """Metrics of a model on a split. Fractions and probabilities are 0..1."""
+
+    labels: tuple[str, ...]
+    """Class names."""
+    count: int
+    """Images evaluated."""
+    top1: float
+    top5: float
+    """Fraction of images whose class is among the five likeliest, or among all if there are fewer classes."""
+    ece: float
+    nll: float
+    """Mean negative log-likelihood in nats."""
+    intervals: dict[str, tuple[float, float]]
+    """95 % bootstrap intervals of top1 and top5."""
+    per_class: list[ClassMetrics]
+    confusion: NDArray[np.int64]
+    """Number of images by true class (row) and predicted class (column)."""
+    calibration: Calibration
+    targets: NDArray[np.int64]
+    predictions: NDArray[np.int64]
+    confidences: NDArray[np.float64]
+    """Probability of the prediction, by image."""
+    target_probabilities: NDArray[np.float64]
+    """Probability of the true class, by image."""
+    split: str | None = None
+    skipped: tuple[BadFile, ...] = ()
+    """Files that could not be read."""
+    label_map: dict[str, object] | None = None
+    images_left_out: int = 0
+    """Images whose class the label map does not cover."""
+    real: RealAccuracy | None = None
+    comparison: EngineComparison | None = None
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def accuracy(self) -> float:
+        """Return top1."""
+        return self.top1
+
+    def mistakes(self, n: int) -> list[Mistake]:
+        """Return the n wrong predictions with the highest probability, or fewer."""
+        wrong = np.flatnonzero(self.targets != self.predictions)
+        order = wrong[np.argsort(-self.confidences[wrong], kind="stable")][:n]
+        return [
+            Mistake(
+                index=int(index),
+                target=int(self.targets[index]),
+                predicted=int(self.predictions[index]),
+                probability=float(self.confidences[index]),
+                target_probability=float(self.target_probabilities[index]),
+            )
+            for index in order
+        ]
+
+    def to_dict(self) -> dict[str, object]:
+        """Return what `vitkit eval --json` prints; None where a number does not exist."""
+        bins = len(self.calibration.count)
+        result: dict[str, object] = self._summary() | {
+            "count": self.count,
+            "intervals": {name: [low, high] for name, (low, high) in self.intervals.items()},
+            "per_class": [asdict(each) for each in self.per_class],
+            "confusion": self.confusion.tolist(),
+            "calibration": [
+                {
+                    "above": index / bins,
+                    "to": (index + 1) / bins,
+                    "count": int(self.calibration.count[index]),
+                    "confidence": _none_if_nan(self.calibration.confidence[index]),
+                    "accuracy": _none_if_nan(self.calibration.accuracy[index]),
+                }
+                for index in range(bins)
+            ],
+        }
+        if self.split is not None:
+            skipped = [{"file": file.name, "reason": file.reason} for file in self.skipped]
+            result |= {"split": self.split, "skipped": skipped}
+        if self.label_map is not None:
+            result |= {"label_map": self.label_map, "images_left_out": self.images_left_out}
+        if self.real is not None:
+            result["real"] = self.real.to_dict()
+        if self.comparison is not None:
+            fp32 = self.comparison.fp32
+            result |= {
+                "precision": self.comparison.precision,
+                "merge": self.comparison.merge,
+                "engine": self.comparison.engine,
+                "fp32": fp32._summary(),
+                "difference": {"top1": self.top1 - fp32.top1, "top5": self.top5 - fp32.top5},
+            }
+        return result
+
+    def _summary(self) -> dict[str, object]:
+        return {"top1": self.top1, "top5": self.top5, "ece": self.ece, "nll": self.nll}
+
+    def __repr__(self) -> str:
+        return f"EvaluationResult(top1={self.top1:.4f}, top5={self.top5:.4f}, count={self.count}, split={self.split!r})"
+
+
+def evaluate_logits(
+    logits: Float[Tensor, "B Y"], targets: Int[Tensor, "B"], *, labels: tuple[str, ...], seed: int = 0
+) -> EvaluationResult:
+    """Compute all metrics of logits; `seed` is that of the bootstrap.
+
+    >>> result = evaluate_logits(torch.tensor([[2.0, 0.0], [2.0, 0.0]]), torch.tensor([0, 1]), labels=("cat", "dog"))
+    >>> result.top1, result.top5, result.confusion.tolist()
+    (0.5, 1.0, [[1, 0], [1, 0]])
+    """
+    if len(targets) == 0:
+        raise DataError("there are no images to evaluate on", hint="choose a split that has images")
+    if logits.shape[1] != len(labels):
+        raise InputError("logits and class names do not match", expected=f"{len(labels)} classes", got=logits.shape[1])
+    check_finite(logits)
+    if targets.min() < 0 or targets.max() >= len(labels):
+        outside = targets[(targets < 0) | (targets >= len(labels))][0].item()
+        raise InputError("a label is out of range", expected=f"0…{len(labels) - 1}", got=outside)
+    targets = targets.long()
+    predictions = logits.argmax(dim=1)
+    correct = {"top1": top_k(logits, targets, k=1), "top5": top_k(logits, targets, k=5)}
+    confidence = confidences(logits)
+    nll = negative_log_likelihood(logits, targets)
+    confusion = confusion_matrix(targets, predictions, num_classes=len(labels))
+    bins = calibration(confidence, correct["top1"])
+    return EvaluationResult(
+        labels=labels,
+        count=len(targets),
+        top1=correct["top1"].double().mean().item(),
+        top5=correct["top5"].double().mean().item(),
+        ece=bins.error,
+        nll=nll.mean().item(),
+        intervals={name: bootstrap_interval(each, seed=seed) for name, each in correct.items()},
+        per_class=_class_metrics(confusion, labels),
+        confusion=confusion.cpu().numpy(),
+        calibration=bins,
+        targets=targets.cpu().numpy(),
+        predictions=predictions.cpu().numpy(),
+        confidences=confidence.cpu().numpy(),
+        target_probabilities=torch.exp(-nll).cpu().numpy(),
+    )
+
+
+def check_finite(logits: Float[Tensor, "B Y"]) -> None:
+    """Raise InputError if a logit is NaN or infinite."""
+    if not logits.isfinite().all():
+        raise InputError("the model's logits are not finite", hint="its weights or its input hold NaN or infinity")
+
+
+def _class_metrics(confusion: Int[Tensor, "Y Y"], labels: tuple[str, ...]) -> list[ClassMetrics]:
+    scores = class_scores(confusion)
+    return [
+        ClassMetrics(
+            name=name,
+            count=int(scores.count[label]),
+            recall=_none_if_nan(scores.recall[label]),
+            precision=_none_if_nan(scores.precision[label]),
+            f1=_none_if_nan(scores.f1[label]),
+        )
+        for label, name in enumerate(labels)
+    ]
+
+
+def _none_if_nan(value: float | np.floating) -> float | None:
+    return None if math.isnan(value) else float(value)
+
+
+def choose_split(data: Dataset, name: str | None = None) -> tuple[str, ImageSource]:
+    """Return the named split, or the first of SPLIT_ORDER that exists."""
+    if name is None:
+        name = next(split for split in SPLIT_ORDER if split in data.splits)
+    if name not in data.splits:
+        raise DataError(f"{data.path} has no split {name}", expected=" or ".join(data.splits), got=name)
+    return name, data.splits[name]
+
+
+def require_labels(source: ImageSource) -> None:
+    """Raise DataError if the images have no labels."""
+    if not source.classes:
+        raise DataError(
+            f"the images have no labels ({source.layout})",
+            hint="put the images of each class in a directory, or list file_name,label in a CSV file",
+        )
+
+
+def class_indices(bundle: ModelBundle, source: ImageSource) -> NDArray[np.int64]:
+    """Return the index in the model of each class of a source; raise DataError if the model lacks one."""
+    require_labels(source)
+    if not bundle.labels:
+        raise DataError(
+            "the model has no classes: it only computes features",
+            hint="add classes with vitkit finetune, or evaluate its features with vitkit fewshot",
+        )
+    indices = {label: index for index, label in enumerate(bundle.labels)}
+    unknown = [name for name in source.classes if name not in indices]
+    if unknown:
+        more = f" and {len(unknown) - 1} more" if len(unknown) > 1 else ""
+        raise DataError(
+            f"the model does not have the class {unknown[0]}{more}",
+            expected=", ".join(bundle.labels[:5]) + (" …" if len(bundle.labels) > 5 else ""),
+            hint="evaluate it on images of its own classes, or fine-tune it on these",
+        )
+    return np.array([indices[name] for name in source.classes], dtype=np.int64)
+
+
+def evaluate_bundle(
+    bundle: ModelBundle,
+    source: ImageSource,
+    *,
+    workers: int = 0,
+    batch_size: int = 64,
+    device: torch.device = CPU,
+    progress: Callable[[int], None] = lambda images: None,
+) -> EvaluationResult:
+    """Evaluate a model on a source whose classes are among its own, in any order."""
+    indices = torch.from_numpy(class_indices(bundle, source))
+    logits, targets = compute_bundle_logits(
+        bundle, source, workers=workers, batch_size=batch_size, device=device, progress=progress
+    )
+    return evaluate_logits(logits, indices[targets], labels=bundle.labels)

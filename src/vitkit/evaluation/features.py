@@ -1,0 +1,226 @@
+"""Features of every image of a source, cached on disk, and exact nearest neighbors by cosine similarity.
+
+A cache file is named by a hash of the weights, the preprocessing and the images. It is filled in batches; an
+interrupted file is resumed. The result is memory-mapped.
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO, Literal, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch.nn import functional
+
+from vitkit.core.cache_dir import cache_root, create_cache_dir, mark_used, trim_cache
+from vitkit.core.config import to_mapping
+from vitkit.core.errors import DataError
+from vitkit.core.files import file_lock, write_text
+from vitkit.core.shapes import Float, Int, Tensor
+from vitkit.core.sizes import pair
+from vitkit.data.dataset import ImageSource, Subset, fingerprint_contents
+from vitkit.data.loader import CPU, make_evaluation_loader
+from vitkit.data.preprocessing import Preprocessing
+from vitkit.weights.bundle import ModelBundle
+
+SAVE_EVERY = 50
+"""Batches between two records of the progress."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LabeledFeatures:
+    """Features and true classes of images."""
+
+    features: Float[Tensor, "N F"]
+    targets: Int[Tensor, "N"]
+
+    def select(self, indices: Int[Tensor, "n"]) -> "LabeledFeatures":
+        """Return some of the images."""
+        return LabeledFeatures(features=self.features[indices], targets=self.targets[indices])
+
+
+def compute_features(
+    bundle: ModelBundle,
+    source: ImageSource,
+    *,
+    directory: Path | None = None,
+    preprocessing: Preprocessing | None = None,
+    batch_size: int = 64,
+    workers: int = 0,
+    device: torch.device = CPU,
+    progress: Callable[[int], None] = lambda images: None,
+) -> NDArray[np.float32]:
+    """Return the features of every image, N × F, read-only; compute only those that are not in the cache."""
+    if len(source) == 0:
+        raise DataError("there are no images to compute features of", hint="choose a dataset or split that has images")
+    preprocessing = preprocessing or bundle.preprocessing
+    if directory is None:
+        with explain_io_errors(cache_root()):
+            directory = create_cache_dir("features")
+    directory.mkdir(parents=True, exist_ok=True)
+    content = f"{bundle.checksum()} {to_mapping(preprocessing)} {fingerprint_contents(source)}"
+    path = directory / f"{hashlib.sha256(content.encode()).hexdigest()}.npy"
+    with file_lock(path):
+        if path.exists():
+            mark_used(path)
+            progress(len(source))
+        else:
+            filler = _CacheFiller(path, bundle, preprocessing, device)
+            filler.fill(source, batch_size=batch_size, workers=workers, progress=progress)
+            trim_cache(keep=path)
+    features: NDArray[np.float32] = np.load(path, mmap_mode="r", allow_pickle=False)
+    if len(features) != len(source):
+        expected = f"{len(source)} rows"
+        raise DataError(f"{path}: damaged", expected=expected, got=len(features), hint="delete the file")
+    return features
+
+
+def compute_labeled_features(
+    bundle: ModelBundle,
+    source: ImageSource,
+    *,
+    preprocessing: Preprocessing | None = None,
+    workers: int = 0,
+    device: torch.device = CPU,
+    progress: Callable[[int], None] = lambda images: None,
+) -> LabeledFeatures:
+    """Return the features of a source with its targets, in memory."""
+    features = compute_features(
+        bundle, source, preprocessing=preprocessing, workers=workers, device=device, progress=progress
+    )
+    # Copied: torch does not accept a read-only mapping.
+    return LabeledFeatures(features=torch.tensor(features), targets=torch.from_numpy(source.labels.copy()))
+
+
+class _CacheFiller:
+    """Computation of a cache file, in a partial file that is renamed when it is complete."""
+
+    def __init__(self, path: Path, bundle: ModelBundle, preprocessing: Preprocessing, device: torch.device) -> None:
+        self.path, self.partial, self.record = path, path.with_suffix(".partial.npy"), path.with_suffix(".json")
+        self.model = bundle.build_model().to(device).eval()
+        self.preprocessing, self.device = preprocessing, device
+
+    @torch.no_grad()
+    def fill(self, source: ImageSource, *, batch_size: int, workers: int, progress: Callable[[int], None]) -> None:
+        rows = self._completed_rows()
+        image = torch.zeros(1, self.preprocessing.channels, *pair(self.preprocessing.image_size), device=self.device)
+        width = self.model.features(image).shape[1]
+        progress(rows)
+        loader = make_evaluation_loader(
+            Subset(source, range(rows, len(source))),
+            preprocessing=self.preprocessing,
+            batch_size=batch_size,
+            workers=workers,
+            device=self.device,
+        )
+        with explain_io_errors(self.partial), self.partial.open("r+b" if rows else "w+b") as file, loader as batches:
+            _write_header(file, rows=len(source), width=width)
+            file.seek(rows * width * np.dtype(np.float32).itemsize, os.SEEK_CUR)
+            file.truncate()
+            for count, batch in enumerate(batches, start=1):
+                images = self.preprocessing.normalize(batch.pixels.to(self.device))
+                file.write(self.model.features(images).float().cpu().numpy().tobytes())
+                rows += len(images)
+                progress(len(images))
+                if count % SAVE_EVERY == 0:
+                    _sync(file)
+                    write_text(self.record, json.dumps({"done": rows}))
+            _sync(file)
+        self.partial.replace(self.path)
+        self.record.unlink(missing_ok=True)
+
+    def _completed_rows(self) -> int:
+        try:
+            rows = json.loads(self.record.read_bytes())["done"]
+        except (OSError, ValueError, KeyError, TypeError):
+            return 0
+        return rows if self.partial.exists() and isinstance(rows, int) else 0
+
+
+def _write_header(file: BinaryIO, *, rows: int, width: int) -> None:
+    dtype = np.lib.format.dtype_to_descr(np.dtype(np.float32))
+    np.lib.format.write_array_header_1_0(file, {"descr": dtype, "fortran_order": False, "shape": (rows, width)})
+
+
+def _sync(file: BinaryIO) -> None:
+    file.flush()
+    os.fsync(file.fileno())
+
+
+@contextmanager
+def explain_io_errors(path: Path) -> Iterator[None]:
+    """Turn an OSError into a DataError with the path and a hint; the partial file stays and is resumed."""
+    try:
+        yield
+    except OSError as error:
+        raise DataError(
+            f"{error.filename or path}: {error.strerror or error}",
+            hint="free some space, or set VITKIT_CACHE to a directory that has some, and run the command again",
+        ) from error
+
+
+# Nearest neighbors, in blocks of bounded memory
+
+ROWS, COLUMNS = 1024, 8192
+"""Size of a block: with 384 features its product takes 34 MB and its operands 14 MB."""
+
+Excluded = Literal["nothing", "self", "self and before"]
+"""Columns that a row ignores, if both sets are the same."""
+
+
+class NeighborBlock(NamedTuple):
+    """Nearest columns of a block of rows, nearest first; −1 if there are fewer than requested."""
+
+    start: int
+    cosines: Float[Tensor, "R k"]
+    indices: Int[Tensor, "R k"]
+
+
+def nearest_neighbors(
+    left: NDArray[np.float32], right: NDArray[np.float32], *, count: int, exclude: Excluded = "nothing"
+) -> Iterator[NeighborBlock]:
+    """Yield, for blocks of rows of `left`, the rows of `right` with the largest cosines.
+
+    >>> rows = np.eye(3, dtype=np.float32)
+    >>> [block] = nearest_neighbors(rows[:1], rows + 0.1, count=2)
+    >>> block.indices.tolist()
+    [[0, 1]]
+    """
+    for start in range(0, len(left), ROWS):
+        rows = normalize_rows(left[start : start + ROWS])
+        best = NeighborBlock(start, torch.full((len(rows), count), -2.0), torch.full((len(rows), count), -1))
+        for first in range(0, len(right), COLUMNS):
+            if exclude == "self and before" and first + COLUMNS <= start:
+                continue
+            cosines = rows @ normalize_rows(right[first : first + COLUMNS]).T
+            _exclude(cosines, start=start, first=first, exclude=exclude)
+            best = _merge(best, cosines, first=first)
+        yield best
+
+
+def normalize_rows(rows: NDArray[np.float32]) -> Float[Tensor, "R F"]:
+    """Return a copy of the rows with unit length; they may be memory-mapped and read-only."""
+    return functional.normalize(torch.tensor(rows, dtype=torch.float32), dim=1)
+
+
+def _exclude(cosines: Float[Tensor, "R C"], *, start: int, first: int, exclude: Excluded) -> None:
+    if exclude == "nothing":
+        return
+    row = torch.arange(start, start + cosines.shape[0])[:, None]
+    column = torch.arange(first, first + cosines.shape[1])[None]
+    cosines[column <= row if exclude == "self and before" else column == row] = -2.0
+
+
+def _merge(best: NeighborBlock, cosines: Float[Tensor, "R C"], *, first: int) -> NeighborBlock:
+    count = best.cosines.shape[1]
+    values, columns = cosines.topk(min(count, cosines.shape[1]), dim=1)
+    columns = torch.where(values > -2.0, columns + first, -1)
+    all_values, all_columns = torch.cat([best.cosines, values], dim=1), torch.cat([best.indices, columns], dim=1)
+    largest, positions = all_values.topk(count, dim=1)
+    return NeighborBlock(best.start, largest, all_columns.gather(1, positions))

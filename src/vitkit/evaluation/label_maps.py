@@ -1,0 +1,340 @@
+"""Label maps: which classes of a model correspond to each class of a dataset.
+
+They evaluate a model of the 1,000 ImageNet classes on datasets that name the classes differently or have only some of
+them. A prediction is correct if it is one of the model's classes that the map lists for the image's class.
+"""
+
+import csv
+import io
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from importlib import resources
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from vitkit.core.errors import DataError, InputError
+from vitkit.core.shapes import Bool, Float, Int, Tensor
+from vitkit.data.dataset import ImageSource, Subset
+from vitkit.data.layouts.files import shorten_list
+from vitkit.evaluation.evaluation import EvaluationResult, check_finite, evaluate_logits
+from vitkit.evaluation.logits import LabeledLogits
+from vitkit.evaluation.metrics import bootstrap_interval
+
+LogitScope = Literal["mapped", "all"]
+"""Logits that compete: those of mapped classes only, or all."""
+NameKind = Literal["wnids", "numbers", "either"]
+
+WNID = re.compile(r"n\d{8}")
+NUMBER = re.compile(r"[0-9]{1,4}")
+LANDMARKS = {0: "tench", 1: "goldfish", 207: "golden retriever", 779: "school bus", 999: "toilet"}
+"""Class names by which ImageNet's usual order is recognized."""
+OTHER_CLASS = "(other class)"
+"""Label of predictions that are no class of the dataset."""
+
+
+class PublishedDataset(NamedTuple):
+    """A published ImageNet test set: its number of classes, the logits that its authors use, and its class names."""
+
+    num_classes: int
+    logits: LogitScope
+    names: NameKind
+
+
+PUBLISHED: Mapping[str, PublishedDataset] = {
+    "imagenet": PublishedDataset(1000, "all", "either"),
+    "imagenet-v2": PublishedDataset(1000, "all", "numbers"),
+    "imagenet-sketch": PublishedDataset(1000, "all", "wnids"),
+    "imagenet-a": PublishedDataset(200, "mapped", "wnids"),
+    "imagenet-r": PublishedDataset(200, "mapped", "wnids"),
+}
+"""Datasets whose class directories are WordNet ids or numbers in ImageNet's order."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LabelMap:
+    """Indices of the model's classes for each class of a dataset; empty for a class without counterpart."""
+
+    name: str
+    classes: tuple[str, ...]
+    model_classes: tuple[tuple[int, ...], ...]
+    logits: LogitScope
+    warnings: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not any(self.model_classes):
+            raise DataError(
+                f"the label map {self.name} has no class of the dataset",
+                got=f"classes such as {shorten_list(self.classes)}",
+            )
+
+    @property
+    def mapped_labels(self) -> tuple[int, ...]:
+        """Return the labels of the dataset that have a counterpart in the model."""
+        return tuple(label for label, indices in enumerate(self.model_classes) if indices)
+
+    @property
+    def unmapped_classes(self) -> list[str]:
+        """Return the classes of the dataset without counterpart in the model."""
+        return [name for name, indices in zip(self.classes, self.model_classes, strict=True) if not indices]
+
+    def restrict(self, source: ImageSource) -> tuple[ImageSource, int]:
+        """Return the images of mapped classes, and the number of the others."""
+        selected = np.flatnonzero(np.isin(source.labels, self.mapped_labels))
+        subset = source if len(selected) == len(source) else Subset(source, selected.tolist())
+        return subset, len(source) - len(selected)
+
+    def to_dict(self) -> dict[str, object]:
+        """Return the value of "label_map" in `vitkit eval --json`."""
+        classes = len(self.mapped_labels)
+        return {"name": self.name, "classes": classes, "logits": self.logits, "left_out": self.unmapped_classes}
+
+
+# ImageNet classes
+
+
+@cache
+def imagenet_wnids() -> tuple[str, ...]:
+    """Return the WordNet ids of the 1,000 ImageNet classes in their usual order."""
+    lines = resources.files(__package__).joinpath("assets", "imagenet_wnids.txt").read_text("utf-8").splitlines()
+    return tuple(line for line in lines if not line.startswith("#"))
+
+
+def imagenet_indices(labels: Sequence[str]) -> NDArray[np.int64]:
+    """Return the model's index of each ImageNet class, −1 where it lacks one.
+
+    Labels are WordNet ids in any order, or 1,000 numbers or names in the usual order.
+
+    >>> imagenet_indices(["n01443537", "n01440764"])[:3].tolist()
+    [1, 0, -1]
+    """
+    positions = {label: index for index, label in enumerate(labels) if WNID.fullmatch(label)}
+    if positions:
+        return np.array([positions.get(wnid, -1) for wnid in imagenet_wnids()], dtype=np.int64)
+    is_usual_order = len(labels) == len(imagenet_wnids()) and (
+        list(labels) == list(map(str, range(len(labels))))
+        or all(word in labels[index].lower() for index, word in LANDMARKS.items())
+    )
+    if not is_usual_order:
+        raise DataError(
+            "the model's classes are not ImageNet's",
+            expected="1,000 classes in the usual order, or WordNet ids such as n01440764",
+            got=f"{len(labels)} classes: {shorten_list(labels, limit=3)}",
+            hint="map its classes with --label-map FILE",
+        )
+    return np.arange(len(labels), dtype=np.int64)
+
+
+def imagenet_index(name: str, *, names: NameKind = "either") -> int | None:
+    """Return the index of a class in ImageNet's order, from its WordNet id or number.
+
+    >>> imagenet_index("n01443537"), imagenet_index("10"), imagenet_index("0007"), imagenet_index("tench")
+    (1, 10, 7, None)
+    """
+    if names != "numbers" and WNID.fullmatch(name):
+        return _wnid_indices().get(name)
+    if names != "wnids" and NUMBER.fullmatch(name) and int(name) < len(imagenet_wnids()):
+        return int(name)
+    return None
+
+
+@cache
+def _wnid_indices() -> dict[str, int]:
+    return {wnid: index for index, wnid in enumerate(imagenet_wnids())}
+
+
+# Sources of label maps
+
+
+def published_label_map(name: str, *, classes: Sequence[str], labels: Sequence[str]) -> LabelMap:
+    """Build the map of a published dataset from its class names."""
+    dataset, indices = PUBLISHED[name], imagenet_indices(labels)
+    positions = [imagenet_index(each, names=dataset.names) for each in classes]
+    if unknown := [each for each, position in zip(classes, positions, strict=True) if position is None]:
+        example = {"wnids": "n01440764", "numbers": "0 to 999", "either": "n01440764, or 0 to 999"}[dataset.names]
+        raise DataError(
+            f"these are not the classes of {name}: {shorten_list(unknown)}", expected=f"class names such as {example}"
+        )
+    model_indices = [int(indices[position]) for position in positions if position is not None]
+    warnings = []
+    if name != "imagenet" and len(classes) != dataset.num_classes:
+        warnings.append(f"{name} has {dataset.num_classes:,} classes, these images have {len(classes):,}")
+    return LabelMap(
+        name=name,
+        classes=tuple(classes),
+        model_classes=tuple((index,) if index >= 0 else () for index in model_indices),
+        logits=dataset.logits,
+        warnings=tuple(warnings),
+    )
+
+
+RawLabelMap = dict[str, tuple[int | str, ...]]
+"""Indices, labels or WordNet ids for each class, as in the file."""
+
+
+def load_label_map(path: Path, *, classes: Sequence[str], labels: Sequence[str]) -> LabelMap:
+    """Read a label map: a JSON object by class name, or CSV lines of class and model_class.
+
+    A class of the model is given by its index, label or WordNet id; JSON may have a list of them, CSV several lines.
+    Only logits of mapped classes compete, unless JSON has {"logits": "all", "classes": {…}}.
+    """
+    raw, logits = read_label_map(path)
+    # A map may cover more classes than the dataset has, but one without a common class is of another dataset.
+    if not set(raw) & set(classes):
+        expected, got = shorten_list(list(classes)), shorten_list(list(raw))
+        raise DataError(f"{path} has no class of the dataset", expected=expected, got=got)
+    wnids = imagenet_indices(labels) if _uses_wnids(raw, labels) else None
+    model_classes = tuple(
+        tuple(dict.fromkeys(resolve_class(each, labels=labels, wnids=wnids, path=path) for each in raw.get(name, ())))
+        for name in classes
+    )
+    return LabelMap(name=path.name, classes=tuple(classes), model_classes=model_classes, logits=logits)
+
+
+def read_label_map(path: Path) -> tuple[RawLabelMap, LogitScope]:
+    """Read a JSON or CSV file without resolving its classes."""
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{path} cannot be read: {error}", hint="pass a JSON or CSV file") from error
+    return (_parse_csv(path, text), "mapped") if path.suffix.lower() == ".csv" else _parse_json(path, text)
+
+
+def _parse_json(path: Path, text: str) -> tuple[RawLabelMap, LogitScope]:
+    expected = '{"class": 7} or {"class": [7, "n01440764"]}'
+    try:
+        content = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{path} is not JSON: {error}", expected=expected) from error
+    logits: LogitScope = "mapped"
+    if isinstance(content, dict) and content.keys() == {"logits", "classes"}:
+        if content["logits"] not in ("mapped", "all"):
+            raise DataError(f"{path}: logits", expected="mapped or all", got=json.dumps(content["logits"])[:80])
+        content, logits = content["classes"], content["logits"]
+    if not isinstance(content, dict) or not content:
+        raise DataError(f"{path} is not a label map", expected=expected)
+    raw: RawLabelMap = {}
+    for name, value in content.items():
+        values = value if isinstance(value, list) else [] if value is None else [value]
+        if not all(isinstance(each, int | str) and not isinstance(each, bool) for each in values):
+            raise DataError(f"{path}: {name}", expected=expected, got=json.dumps(value)[:80])
+        raw[name] = tuple(values)
+    return raw, logits
+
+
+def _parse_csv(path: Path, text: str) -> RawLabelMap:
+    reader = csv.DictReader(io.StringIO(text, newline=""))
+    if not {"class", "model_class"} <= set(reader.fieldnames or ()):
+        got = ",".join(reader.fieldnames or ())
+        raise DataError(f"{path} is not a label map", expected="class,model_class as the first line", got=got)
+    raw: RawLabelMap = {}
+    for row in reader:
+        name, value = row["class"] or "", (row["model_class"] or "").strip()
+        # All CSV values are text: digits are an index.
+        values = () if not value else (int(value) if value.isascii() and value.isdigit() else value,)
+        raw[name] = (*raw.get(name, ()), *values)
+    return raw
+
+
+def _uses_wnids(raw: RawLabelMap, labels: Sequence[str]) -> bool:
+    values = (each for group in raw.values() for each in group)
+    return any(isinstance(each, str) and each not in set(labels) and WNID.fullmatch(each) for each in values)
+
+
+def resolve_class(value: int | str, *, labels: Sequence[str], wnids: NDArray[np.int64] | None, path: Path) -> int:
+    """Return the index of a class of the model from its index, label or WordNet id."""
+    if isinstance(value, int):
+        if 0 <= value < len(labels):
+            return value
+        raise DataError(f"{path} has a class that the model lacks", expected=f"0…{len(labels) - 1}", got=value)
+    if value in labels:
+        return labels.index(value)
+    position = imagenet_index(value, names="wnids")
+    if position is not None and wnids is not None and wnids[position] >= 0:
+        return int(wnids[position])
+    raise DataError(f"{path} has a class that the model lacks", expected=shorten_list(list(labels)), got=value)
+
+
+# Evaluation
+
+
+def evaluate_mapped(labeled: LabeledLogits, label_map: LabelMap, *, seed: int = 0) -> EvaluationResult:
+    """Evaluate logits with a label map.
+
+    The labels of the result are the mapped classes of the dataset, plus one for all others if all logits compete. The
+    logit of a class with several counterparts is the largest of theirs.
+    """
+    mapped = label_map.mapped_labels
+    position = torch.full((len(label_map.classes),), -1)
+    position[list(mapped)] = torch.arange(len(mapped))
+    targets = position[labeled.targets]
+    if (targets < 0).any():
+        raise InputError("some images have a class without counterpart in the model", hint="exclude them: restrict()")
+    check_finite(labeled.logits)
+    groups = [list(label_map.model_classes[label]) for label in mapped]
+    members = {index for group in groups for index in group}
+    others = [] if label_map.logits == "mapped" else sorted(set(range(labeled.logits.shape[1])) - members)
+    all_groups = [*groups, others] if others else groups
+    names = tuple(label_map.classes[label] for label in mapped) + ((OTHER_CLASS,) if others else ())
+    competing = sorted(members | set(others))
+    correct = {
+        name: mapped_top_k(labeled.logits, targets, groups=groups, competing=competing, k=k)
+        for name, k in (("top1", 1), ("top5", 5))
+    }
+    predictions = torch.tensor(competing)[labeled.logits[:, competing].argmax(dim=1)]
+    predicted = _predicted_groups(predictions, targets, correct["top1"], groups=all_groups)
+    logits = torch.stack([labeled.logits[:, group].amax(dim=1) for group in all_groups], dim=1)
+    result = evaluate_logits(_break_ties(logits, predicted), targets, labels=names, seed=seed)
+    # Top-5 is among the model's classes, of which several may belong to one class of the dataset.
+    return replace(
+        result,
+        top1=correct["top1"].double().mean().item(),
+        top5=correct["top5"].double().mean().item(),
+        intervals={name: bootstrap_interval(each, seed=seed) for name, each in correct.items()},
+    )
+
+
+def mapped_top_k(
+    logits: Float[Tensor, "N Y"],
+    targets: Int[Tensor, " N"],
+    *,
+    groups: Sequence[Sequence[int]],
+    competing: Sequence[int],
+    k: int,
+) -> Bool[Tensor, " N"]:
+    """Return whether one of the k largest competing logits belongs to the group of the target."""
+    is_member = torch.zeros(len(groups), logits.shape[1], dtype=torch.bool)
+    for label, group in enumerate(groups):
+        is_member[label, list(group)] = True
+    # Of equal logits the lower class comes first, as in `top_k`.
+    largest, argmax = logits.masked_fill(~is_member[targets], -torch.inf).max(dim=1, keepdim=True)
+    index = torch.arange(logits.shape[1])
+    precedes = (logits > largest) | ((logits == largest) & (index < argmax))
+    return precedes[:, list(competing)].sum(dim=1) < k
+
+
+def _predicted_groups(
+    predictions: Int[Tensor, " N"],
+    targets: Int[Tensor, " N"],
+    correct: Bool[Tensor, " N"],
+    *,
+    groups: Sequence[Sequence[int]],
+) -> Int[Tensor, " N"]:
+    """Return the group of each prediction: the target's if correct, else the first that contains it."""
+    first = {index: label for label, group in reversed(list(enumerate(groups))) for index in group}
+    wrong = torch.tensor([first[index] for index in predictions.tolist()], dtype=torch.int64)
+    return torch.where(correct, targets, wrong)
+
+
+def _break_ties(logits: Float[Tensor, "N Y"], predicted: Int[Tensor, " N"]) -> Float[Tensor, "N Y"]:
+    """Raise the logit of the predicted group above its equals: one class of the model may be in two groups."""
+    logits = logits.clone()
+    rows = (logits.argmax(dim=1) != predicted).nonzero()[:, 0]
+    logits[rows, predicted[rows]] = torch.nextafter(logits[rows].amax(dim=1), torch.tensor(torch.inf))
+    return logits

@@ -1,0 +1,121 @@
+"""Classification metrics of logits: top-k, per-class scores, calibration and bootstrap intervals."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from vitkit.core.shapes import Bool, Float, Int, Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class ClassScores:
+    """Number of images and scores of each class; NaN where a denominator is zero."""
+
+    count: NDArray[np.int64]
+    recall: NDArray[np.float64]
+    precision: NDArray[np.float64]
+    f1: NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False)
+class Calibration:
+    """Confidence against accuracy, overall and in equal-width bins from 0 to 1."""
+
+    error: float
+    """Expected calibration error: mean of |accuracy − confidence| over the bins, weighted by their images."""
+    count: NDArray[np.int64]
+    """Images in each bin."""
+    confidence: NDArray[np.float64]
+    """Mean confidence in each bin; NaN if empty."""
+    accuracy: NDArray[np.float64]
+    """Accuracy in each bin; NaN if empty."""
+
+
+def top_k(logits: Float[Tensor, "B Y"], targets: Int[Tensor, "B"], *, k: int) -> Bool[Tensor, "B"]:
+    """Return whether each target is among the k largest logits; of equal logits the lower class comes first.
+
+    This tie rule makes a model with a zero head correct by chance only, and k = 1 equal to argmax.
+
+    >>> logits = torch.tensor([[0.1, 0.7, 0.2], [0.0, 0.0, 0.0]])
+    >>> top_k(logits, torch.tensor([2, 2]), k=2).tolist()
+    [True, False]
+    """
+    target_logits = logits.gather(1, targets[:, None])
+    index = torch.arange(logits.shape[1], device=logits.device)
+    precedes = (logits > target_logits) | ((logits == target_logits) & (index < targets[:, None]))
+    return precedes.sum(dim=1) < k
+
+
+def confusion_matrix(
+    targets: Int[Tensor, "B"], predictions: Int[Tensor, "B"], *, num_classes: int
+) -> Int[Tensor, "num_classes num_classes"]:
+    """Count images by true class (row) and predicted class (column)."""
+    pairs = targets.long() * num_classes + predictions.long()
+    return torch.bincount(pairs, minlength=num_classes * num_classes).reshape(num_classes, num_classes)
+
+
+def class_scores(confusion: Int[Tensor, "Y Y"]) -> ClassScores:
+    """Compute count, recall, precision and F1 of each class from a confusion matrix."""
+    counts: NDArray[np.int64] = confusion.cpu().numpy()
+    correct, targets, predictions = counts.diagonal(), counts.sum(axis=1), counts.sum(axis=0)
+    return ClassScores(
+        count=targets,
+        recall=_divide(correct, targets),
+        precision=_divide(correct, predictions),
+        f1=_divide(2 * correct, targets + predictions),
+    )
+
+
+def confidences(logits: Float[Tensor, "B Y"]) -> Float[Tensor, "B"]:
+    """Return the largest softmax probability of each image, in double precision."""
+    return (logits.amax(dim=1).double() - _logsumexp(logits)).exp().clamp(max=1.0)
+
+
+def negative_log_likelihood(logits: Float[Tensor, "B Y"], targets: Int[Tensor, "B"]) -> Float[Tensor, "B"]:
+    """Return −log of the softmax probability of each target, in double precision."""
+    target_logits = logits.gather(1, targets.long()[:, None])[:, 0].double()
+    return (_logsumexp(logits) - target_logits).clamp(min=0.0)
+
+
+def calibration(confidence: Float[Tensor, "B"], correct: Bool[Tensor, "B"], *, bins: int = 15) -> Calibration:
+    """Compute the expected calibration error over equal-width bins, each open below and closed above.
+
+    Guo et al., "On Calibration of Modern Neural Networks" (2017), equation 3, with their 15 bins.
+    """
+    probability: NDArray[np.float64] = confidence.cpu().double().numpy()
+    is_correct: NDArray[np.float64] = correct.cpu().double().numpy()
+    # Rounded to float32 resolution: its 0.2 lies slightly above 0.2, the upper end of the third bin.
+    bin_index = np.clip(np.ceil(np.round(probability * bins, 6)) - 1, 0, bins - 1).astype(np.int64)
+    count = np.bincount(bin_index, minlength=bins)
+    sums = [np.bincount(bin_index, weights=values, minlength=bins) for values in (probability, is_correct)]
+    error = float(np.abs(sums[1] - sums[0]).sum() / max(len(probability), 1))
+    return Calibration(error=error, count=count, confidence=_divide(sums[0], count), accuracy=_divide(sums[1], count))
+
+
+def bootstrap_interval(
+    correct: Bool[Tensor, "B"], *, seed: int = 0, resamples: int = 1000, level: float = 0.95
+) -> tuple[float, float]:
+    """Return the percentile bootstrap interval of accuracy.
+
+    Drawing n of n predictions with replacement and counting the correct ones is one binomial draw. If all are correct
+    or all are wrong, the interval has no width.
+    """
+    images = len(correct)
+    accuracy = correct.double().mean().item()
+    accuracies = np.random.default_rng(seed).binomial(images, accuracy, size=resamples) / images
+    low, high = np.quantile(accuracies, [(1 - level) / 2, (1 + level) / 2])
+    return float(low), float(high)
+
+
+def _logsumexp(logits: Float[Tensor, "B Y"]) -> Float[Tensor, "B"]:
+    """Sum in double precision, but not the exponentials: 50,000 × 1,000 of them would take 400 MB."""
+    logits = logits.float() if logits.dtype != torch.float64 else logits  # half precision cannot hold differences
+    largest = logits.amax(dim=1, keepdim=True)
+    return largest[:, 0].double() + (logits - largest).exp_().sum(dim=1, dtype=torch.float64).log()
+
+
+def _divide(part: NDArray[np.generic], whole: NDArray[np.generic]) -> NDArray[np.float64]:
+    """Return part / whole, NaN where whole is 0."""
+    return np.divide(part, whole, out=np.full(len(part), np.nan), where=whole != 0)

@@ -1,0 +1,312 @@
+"""Evaluation protocols: label maps for datasets with other class names, ObjectNet, and ReaL labels for ImageNet."""
+
+import json
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+
+from vitkit.core.errors import DataError, UnknownNameError, did_you_mean
+from vitkit.core.shapes import Float, Tensor
+from vitkit.data.dataset import ImageSource, StoredImage
+from vitkit.data.decode import decode
+from vitkit.data.layouts.files import shorten_list
+from vitkit.data.loader import CPU
+from vitkit.evaluation.evaluation import (
+    EvaluationResult,
+    RealAccuracy,
+    class_indices,
+    evaluate_logits,
+    require_labels,
+)
+from vitkit.evaluation.label_maps import (
+    PUBLISHED,
+    WNID,
+    LabelMap,
+    evaluate_mapped,
+    imagenet_indices,
+    load_label_map,
+    published_label_map,
+)
+from vitkit.evaluation.logits import compute_bundle_logits
+from vitkit.evaluation.metrics import bootstrap_interval
+from vitkit.inference.engine import Engine
+from vitkit.weights.bundle import ModelBundle
+
+OBJECTNET = "objectnet"
+LABEL_MAPS = (*PUBLISHED, OBJECTNET)
+"""Label maps that have a name; any other is a file."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Protocol:
+    """Choice of a label map (a name or a file) and of a file of ReaL labels."""
+
+    label_map: str | None = None
+    real: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class PreparedData:
+    """Images that the model can be evaluated on, with the label map and ReaL labels of the protocol."""
+
+    source: ImageSource
+    label_map: LabelMap | None
+    real: list[list[int]] | None
+    left_out: int
+    """Images whose class has no counterpart in the model."""
+
+
+def prepare(protocol: Protocol, source: ImageSource, *, bundle: ModelBundle, path: Path | str) -> PreparedData:
+    """Resolve the classes of a source before any image is read; raise DataError if they do not fit the model."""
+    require_labels(source)
+    label_map = choose_label_map(protocol, source=source, labels=bundle.labels, path=path)
+    covered, left_out = (source, 0) if label_map is None else label_map.restrict(source)
+    if label_map is None:
+        class_indices(bundle, source)
+    elif not len(covered):
+        raise DataError(
+            f"the label map {label_map.name} has none of the classes of these images",
+            expected=shorten_list([label_map.classes[label] for label in label_map.mapped_labels]),
+            got=shorten_list([source.classes[label] for label in np.unique(source.labels[source.labels >= 0])]),
+        )
+    elif label_map.name == OBJECTNET:
+        covered = BorderCroppedSource(covered)
+    real = None
+    if protocol.real is not None:
+        require_all_classes(imagenet_indices(bundle.labels))
+        validation_numbers([source.name(index) for index in range(len(source))])
+        real = read_real_labels(protocol.real)
+    return PreparedData(source=covered, label_map=label_map, real=real, left_out=left_out)
+
+
+def choose_label_map(
+    protocol: Protocol, *, source: ImageSource, labels: tuple[str, ...], path: Path | str
+) -> LabelMap | None:
+    """Return the chosen label map; by default ImageNet's if the classes are WordNet ids that the model lacks."""
+    choice, classes = protocol.label_map, source.classes
+    if choice is None:
+        if set(classes) <= set(labels) or not all(map(WNID.fullmatch, classes)):
+            return None
+        return published_label_map("imagenet", classes=classes, labels=labels)
+    if choice == OBJECTNET:
+        return objectnet_label_map(find_mappings(path), classes=classes, labels=labels)
+    if choice in PUBLISHED:
+        return published_label_map(choice, classes=classes, labels=labels)
+    check_label_map(choice)
+    return load_label_map(Path(choice), classes=classes, labels=labels)
+
+
+def check_label_map(name: str) -> None:
+    """Raise UnknownNameError if this is neither the name of a label map nor a file."""
+    if name in LABEL_MAPS or Path(name).is_file():
+        return
+    hint = did_you_mean(name, LABEL_MAPS) or f"{', '.join(LABEL_MAPS)}, or a JSON or CSV file"
+    raise UnknownNameError(f"there is no label map or file called {name}", hint=hint)
+
+
+def evaluate_protocol(
+    bundle: ModelBundle,
+    prepared: PreparedData,
+    *,
+    workers: int = 0,
+    batch_size: int = 64,
+    device: torch.device = CPU,
+    engine: Engine | None = None,
+    progress: Callable[[int], None] = lambda images: None,
+) -> EvaluationResult:
+    """Evaluate a model, or an engine of it, on prepared data."""
+    source, label_map = prepared.source, prepared.label_map
+    indices = None if label_map is not None else torch.from_numpy(class_indices(bundle, source))
+    labeled = compute_bundle_logits(
+        bundle, source, workers=workers, batch_size=batch_size, device=device, engine=engine, progress=progress
+    )
+    if label_map is not None:
+        result = replace(
+            evaluate_mapped(labeled, label_map), label_map=label_map.to_dict(), images_left_out=prepared.left_out
+        )
+    else:
+        assert indices is not None
+        result = evaluate_logits(labeled.logits, indices[labeled.targets], labels=bundle.labels)
+    if prepared.real is None:
+        return result
+    real = evaluate_real(labeled.logits, source=source, labels=prepared.real, indices=imagenet_indices(bundle.labels))
+    return replace(result, real=real)
+
+
+# ObjectNet (Barbu et al., 2019): of 313 object classes, 113 correspond to ImageNet classes; images of the others are
+# excluded. A prediction is correct if it is one of the ImageNet classes listed for the object. All logits compete.
+
+BORDER = 2
+"""Width in pixels of the red border that marks test images."""
+FOLDER_LABELS, IMAGENET_LABELS = "folder_to_objectnet_label.json", "objectnet_to_imagenet_1k.json"
+IMAGENET_NAMES, IMAGENET_LINES = "imagenet_to_label_2012_v2", "pytorch_to_imagenet_2012_id.json"
+
+
+class BorderCroppedSource(ImageSource):
+    """A source whose images have their border removed."""
+
+    def __init__(self, source: ImageSource, *, border: int = BORDER) -> None:
+        self.source, self.border = source, border
+        self.layout, self.classes, self.labels = source.layout, source.classes, source.labels
+
+    def name(self, index: int) -> str:
+        """Return the name of the image in the original source."""
+        return self.source.name(index)
+
+    def read(self, index: int) -> StoredImage:
+        """Return the pixels inside the border."""
+        image = decode(self.source.read(index), channels=3)
+        pixels = np.asarray(image.convert("RGB") if isinstance(image, Image.Image) else image)
+        if min(pixels.shape[:2]) <= 2 * self.border:
+            raise DataError(
+                "the image is not larger than its border", got=f"{pixels.shape[1]}×{pixels.shape[0]} pixels"
+            )
+        return np.ascontiguousarray(pixels[self.border : -self.border, self.border : -self.border])
+
+
+def find_mappings(path: Path | str) -> Path:
+    """Return the published `mappings` directory, inside the dataset or next to it."""
+    for parent in (Path(path), Path(path).resolve().parent):
+        if (parent / "mappings" / IMAGENET_LABELS).is_file():
+            return parent / "mappings"
+    raise DataError(
+        f"{path} has no mappings/{IMAGENET_LABELS}",
+        expected="objectnet-1.0/images and objectnet-1.0/mappings, as published",
+        hint="pass the directory that holds both",
+    )
+
+
+def objectnet_label_map(mappings: Path, *, classes: Sequence[str], labels: Sequence[str]) -> LabelMap:
+    """Build the label map of ObjectNet's directories from the four published files."""
+    indices = imagenet_indices(labels)
+    folder_labels, imagenet_labels = _read_object(mappings / FOLDER_LABELS), _read_object(mappings / IMAGENET_LABELS)
+    imagenet_names = read_class_names(mappings)
+    if unknown := [name for name in classes if name not in folder_labels]:
+        raise DataError(
+            f"{mappings / FOLDER_LABELS} lacks the directories {shorten_list(unknown)}",
+            expected=shorten_list(list(folder_labels)),
+        )
+    model_classes = []
+    for name in classes:
+        entry = imagenet_labels.get(str(folder_labels[name]))
+        names = [] if entry is None else [part.strip() for part in str(entry).split("; ")]
+        if unknown := [each for each in names if each not in imagenet_names]:
+            raise DataError(f"{mappings / IMAGENET_NAMES} has no line for {shorten_list(unknown)}")
+        candidates = (int(indices[imagenet_names[each]]) for each in names)
+        model_classes.append(tuple(index for index in candidates if index >= 0))
+    return LabelMap(name="objectnet", classes=tuple(classes), model_classes=tuple(model_classes), logits="all")
+
+
+def read_class_names(mappings: Path) -> dict[str, int]:
+    """Read the index in ImageNet's usual order of each class name.
+
+    The names are listed in the order of the challenge's own ids; another file maps the usual order to these.
+    """
+    path = mappings / IMAGENET_NAMES
+    try:
+        names = [line.strip() for line in path.read_text(encoding="utf-8").splitlines()]
+        lines = {int(index): int(str(line)) for index, line in _read_object(mappings / IMAGENET_LINES).items()}
+        return {names[line]: index for index, line in lines.items()}
+    except OSError as error:
+        raise DataError(f"{path}: {error.strerror}", hint="unpack all of ObjectNet's mappings") from error
+    except (ValueError, IndexError) as error:
+        raise DataError(f"{mappings / IMAGENET_LINES} and {IMAGENET_NAMES} do not match: {error}") from error
+
+
+def _read_object(path: Path) -> dict[str, object]:
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise DataError(f"{path}: {error.strerror}", hint="unpack all of ObjectNet's mappings") from error
+    except ValueError as error:
+        raise DataError(f"{path} is not JSON: {error}", hint="unpack ObjectNet's mappings again") from error
+    if not isinstance(value, dict):
+        raise DataError(f"{path}", expected="a JSON object", got=type(value).__name__)
+    return value
+
+
+# ReaL accuracy ("Are we done with ImageNet?", Beyer et al., arXiv:2006.07159): a prediction is correct if it is among
+# the reassessed labels of the image; images without such labels are skipped.
+
+IMAGES = 50_000
+CLASSES = 1_000
+FILE_NAME = re.compile(r"ILSVRC2012_val_(\d{8})\.\w+")
+HINT = "pass the published real.json"
+
+
+def read_real_labels(path: Path | str) -> list[list[int]]:
+    """Read the published `real.json`: the labels of each validation image, in the order of image numbers."""
+    try:
+        labels = json.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise DataError(f"{path}: {error.strerror}", hint=HINT) from error
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{path} is not JSON: {error}", hint=HINT) from error
+    if not isinstance(labels, list) or len(labels) != IMAGES:
+        raise DataError(
+            f"{path} is not the published real.json",
+            expected=f"a list of {IMAGES:,}, one for each validation image",
+            got=f"a list of {len(labels):,}" if isinstance(labels, list) else type(labels).__name__,
+        )
+    for number, image_labels in enumerate(labels, start=1):
+        if not _are_labels(image_labels):
+            raise DataError(
+                f"{path}: the labels of image {number}",
+                expected=f"a list of numbers from 0 to {CLASSES - 1}",
+                got=json.dumps(image_labels)[:80],
+            )
+    return labels
+
+
+def _are_labels(value: object) -> bool:
+    return isinstance(value, list) and all(type(label) is int and 0 <= label < CLASSES for label in value)
+
+
+def validation_numbers(names: Sequence[str]) -> NDArray[np.int64]:
+    """Return the number of each validation image, from 1, from its file name."""
+    numbers = []
+    for name in names:
+        match = FILE_NAME.fullmatch(name.rpartition("/")[2])
+        if match is None or not 1 <= int(match[1]) <= IMAGES:
+            raise DataError(
+                f"{name} is not an ImageNet validation image",
+                expected=f"ILSVRC2012_val_00000001.JPEG to ILSVRC2012_val_{IMAGES:08}.JPEG",
+                hint="ReaL labels are looked up by the original file names",
+            )
+        numbers.append(int(match[1]))
+    return np.array(numbers, dtype=np.int64)
+
+
+def require_all_classes(indices: NDArray[np.int64]) -> None:
+    """Raise DataError if the model lacks some of the ImageNet classes."""
+    if missing := int((indices < 0).sum()):
+        raise DataError("ReaL needs a model of all ImageNet classes", expected=f"{CLASSES:,}", got=f"{missing:,} fewer")
+
+
+def evaluate_real(
+    logits: Float[Tensor, "N Y"], *, source: ImageSource, labels: Sequence[Sequence[int]], indices: NDArray[np.int64]
+) -> RealAccuracy:
+    """Compute the ReaL accuracy of the logits of a source; `indices` are the model's of each ImageNet class."""
+    require_all_classes(indices)
+    numbers = validation_numbers([source.name(index) for index in range(len(source))])
+    predictions = logits[:, torch.from_numpy(indices)].argmax(dim=1).tolist()
+    correct = [
+        prediction in labels[number - 1]
+        for prediction, number in zip(predictions, numbers, strict=True)
+        if labels[number - 1]
+    ]
+    if not correct:
+        raise DataError("none of the images has a label in real.json", got=f"{len(predictions):,} images without")
+    is_correct = torch.tensor(correct)
+    return RealAccuracy(
+        top1=is_correct.double().mean().item(),
+        count=len(correct),
+        skipped=len(predictions) - len(correct),
+        interval=bootstrap_interval(is_correct),
+    )

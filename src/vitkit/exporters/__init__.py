@@ -1,0 +1,1 @@
+"""Export of models to other runtimes and libraries, with verification."""

@@ -1,0 +1,372 @@
+"""Benchmark of the engines: speed, startup, memory and agreement with the unmodified model.
+
+All engines are timed in turns, so that machine noise affects them equally.
+"""
+
+import ctypes
+import gc
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+from statistics import median
+
+import psutil
+import torch
+
+from vitkit.core.errors import ConfigError, DataError, UnknownNameError
+from vitkit.core.shapes import Tensor
+from vitkit.core.sizes import pair
+from vitkit.inference.agreement import Agreement, compare_outputs, run_batches, sample_images
+from vitkit.inference.batch import open_images
+from vitkit.inference.engine import (
+    CPU,
+    CompiledEngine,
+    Engine,
+    Precision,
+    check_precision,
+    compile_now,
+    eager_engine,
+)
+from vitkit.inference.select import (
+    Report,
+    available_engines,
+    build_native_if_needed,
+    create_engine,
+    native_unsupported_reason,
+    select_engine,
+    try_build_native,
+)
+from vitkit.inference.token_merging import check_merging
+from vitkit.weights.bundle import reference_image
+from vitkit.weights.load import load
+from vitkit.zoo.registry import Model, create, find_variant, get_model_name
+
+MAX_RUNS = 500
+MIN_SPEEDUP = 1.2
+"""Speedup over fp32 from which on another precision is recommended."""
+MIN_AGREEMENT = 0.97
+"""Fraction of images that must keep their class for it."""
+AGREEMENT_SECONDS = 10.0
+"""Time that fp32 may take for the images on which agreement is measured."""
+MIN_AGREEMENT_IMAGES, MAX_AGREEMENT_IMAGES = 16, 64
+Progress = Callable[[float], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Speed:
+    """Speed of an engine at one batch size; the latency is that of a batch, in seconds."""
+
+    batch: int
+    latency_p50: float
+    runs: int
+
+    @property
+    def images_per_second(self) -> float:
+        """Throughput at the median latency."""
+        return self.batch / self.latency_p50
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchmarkRow:
+    """Measurements of one engine; `start_seconds` is the time from a loaded model to the first output."""
+
+    kind: str
+    precision: str
+    merge: int = 0
+    engine: str
+    start_seconds: float
+    memory_bytes: int
+    agreement: Agreement | None
+    speeds: tuple[Speed, ...] = ()
+
+    def to_json(self) -> dict[str, object]:
+        """Return the measurements as JSON values."""
+        speeds = [asdict(speed) | {"images_per_second": speed.images_per_second} for speed in self.speeds]
+        return asdict(self) | {"agreement": self.agreement and self.agreement.to_json(), "speeds": speeds}
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchmarkResult:
+    """Measurements of all engines for one model on one device, and a recommendation."""
+
+    model: str
+    image_size: tuple[int, int]
+    device: str
+    threads: int
+    rows: tuple[BenchmarkRow, ...]
+    recommendation: str
+    agreement_images: int
+    agreement_source: str | None
+    note: str
+    """Which images agreement was measured on."""
+
+    def to_dict(self) -> dict[str, object]:
+        """Return the result as JSON values."""
+        return {
+            "model": self.model,
+            "device": self.device,
+            "threads": self.threads,
+            "agreement": {"images": self.agreement_images, "source": self.agreement_source, "note": self.note},
+            "results": [row.to_json() for row in self.rows],
+            "recommendation": self.recommendation,
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchmarkSubject:
+    """A model, and the images on which agreement is measured."""
+
+    model: Model
+    name: str
+    batches: list[Tensor]
+    note: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineSpec:
+    """An engine to be created and measured."""
+
+    kind: str
+    precision: Precision
+    merge: int = 0
+    create: Callable[[], Engine]
+
+
+def benchmark(
+    model: str,
+    *,
+    images: str | None = None,
+    batch_size: Sequence[int] = (1, 8, 32),
+    precision: Sequence[str] = ("fp32", "bf16", "int8"),
+    merge: int = 0,
+    seconds: float = 2.0,
+    device: torch.device = CPU,
+    report: Report = lambda message: None,
+    progress: Callable[[str, float], None] = lambda phase, fraction: None,
+) -> BenchmarkResult:
+    """Measure every engine and precision that can run a model on a device.
+
+    Args:
+        model: A run, a weight file, or the name of a model, which is measured with random weights.
+        images: Path of images on which agreement with fp32 is measured.
+        seconds: Time per engine and batch size.
+        progress: Receives the phase and the finished fraction of all measurements.
+    """
+    subject = load_subject(model, images)
+    check_merging(subject.model, merge)  # before anything is compiled
+    build_native_if_needed(subject.model, precision="fp32", device=device, report=report)
+    if device.type == "cpu" and (
+        reason := native_unsupported_reason(subject.model, precision="fp32") or try_build_native()
+    ):
+        report(f"without the native engine: {reason}")
+    specs = list_engines(subject.model, device=device, precisions=precision, merge=merge)
+    rows = measure_engines(subject, specs, device=device, batch_sizes=batch_size, seconds=seconds, progress=progress)
+    return BenchmarkResult(
+        model=subject.name,
+        image_size=pair(subject.model.config.image_size),
+        device=str(device),
+        threads=torch.get_num_threads(),
+        rows=tuple(rows),
+        recommendation=recommend(rows),
+        agreement_images=sum(map(len, subject.batches)),
+        agreement_source=images,
+        note=subject.note,
+    )
+
+
+def load_subject(name: str, images: str | None) -> BenchmarkSubject:
+    """Load a model and the images for agreement: the given ones, else one synthetic image."""
+    if not Path(name).exists():
+        try:
+            find_variant(name)
+        except UnknownNameError:
+            pass  # maybe the name of pretrained weights, which `load` knows
+        else:
+            model: Model = create(name).eval()
+            note = "The weights are random, so agreement is not measured."
+            return BenchmarkSubject(model=model, name=get_model_name(model.config), batches=[], note=note)
+    loaded = load(name)
+    title = loaded.name or get_model_name(loaded.config)
+    example = reference_image(loaded.config)
+    if images is None:
+        note = "Agreement was measured on one synthetic image; --images PATH measures it on yours."
+        return BenchmarkSubject(model=loaded, name=title, batches=[example], note=note)
+    with torch.inference_mode():
+        seconds_per_image = time_call(lambda: loaded(example))
+    count = max(MIN_AGREEMENT_IMAGES, min(MAX_AGREEMENT_IMAGES, int(AGREEMENT_SECONDS / seconds_per_image)))
+    batches = list(sample_images(open_images([images]), loaded.preprocess, images=count))
+    if not batches:
+        raise DataError("none of the images can be read", got=images)
+    total = sum(map(len, batches))
+    note = f"Agreement was measured on {total} image{'s' * (total != 1)} of {images}."
+    return BenchmarkSubject(model=loaded, name=title, batches=batches, note=note)
+
+
+def list_engines(model: Model, *, device: torch.device, precisions: Sequence[str], merge: int) -> list[EngineSpec]:
+    """List every engine that can run a model on a device, and with `merge` also those that merge tokens."""
+
+    def create_merging(precision: Precision) -> Engine:
+        return compile_now(select_engine(model, precision=precision, device=device, merge=merge).engine)
+
+    specs = []
+    for precision in map(check_precision, precisions):
+        kinds = available_engines(model, precision=precision, device=device)
+        for kind in kinds:
+            make = partial(create_engine, kind, model, precision=precision, device=device)
+            specs.append(EngineSpec(kind=kind, precision=precision, create=make))
+        if merge and kinds:
+            make = partial(create_merging, precision)
+            specs.append(EngineSpec(kind="merging", precision=precision, merge=merge, create=make))
+    if not specs:
+        got = f"{', '.join(precisions)} on {device}"
+        raise ConfigError("no engine to measure", got=got, hint="int8 runs only on the CPU")
+    return specs
+
+
+def measure_engines(
+    subject: BenchmarkSubject,
+    specs: Sequence[EngineSpec],
+    *,
+    device: torch.device,
+    batch_sizes: Sequence[int],
+    seconds: float,
+    progress: Callable[[str, float], None],
+) -> list[BenchmarkRow]:
+    """Create all engines, measure agreement and startup of each, then time them in turns."""
+    config = subject.model.config
+    images = partial(random_images, config.channels, pair(config.image_size))
+    total, finished = len(specs) * (1 + len(batch_sizes)), 0.0
+
+    def advance(phase: str, amount: float) -> None:
+        nonlocal finished
+        finished += amount
+        progress(phase, finished / total)
+
+    reference = eager_engine(subject.model, device=device)
+    reference.forward(images(batch=1))  # torch's own initialization is not part of any engine's startup
+    expected = run_batches(reference, subject.batches) if subject.batches else None
+    engines: list[Engine] = []
+    rows: list[BenchmarkRow] = []
+    for spec in specs:
+        engine, start_seconds, memory_bytes = measure_startup(spec.create, images(batch=1), device=device)
+        outputs = run_batches(engine, subject.batches) if expected else None
+        engines.append(engine)
+        rows.append(
+            BenchmarkRow(
+                kind=spec.kind,
+                precision=spec.precision,
+                merge=spec.merge,
+                engine=engine.name,
+                start_seconds=start_seconds,
+                memory_bytes=memory_bytes,
+                agreement=compare_outputs(outputs, expected) if outputs and expected else None,
+            )
+        )
+        advance("creating engines", 1.0)
+    for batch in batch_sizes:
+        timed = partial(advance, f"timing batches of {batch}")
+        speeds = measure_speeds(engines, images(batch=batch), seconds=seconds, progress=timed)
+        rows = [replace(row, speeds=(*row.speeds, speed)) for row, speed in zip(rows, speeds, strict=True)]
+    return rows
+
+
+def recommend(rows: Sequence[BenchmarkRow]) -> str:
+    """Recommend the fastest engine at the largest batch size that still agrees with fp32."""
+    by_speed = sorted(rows, key=lambda row: -row.speeds[-1].images_per_second)
+    exact = next((row for row in by_speed if row.precision == "fp32" and not row.merge), None)
+    if exact is None:
+        return f"The fastest was {by_speed[0].precision} with {by_speed[0].engine}; fp32 was not measured."
+    faster = by_speed[: by_speed.index(exact)]
+    if not faster:
+        return f"Use fp32, the fastest on this machine: {exact.engine}."
+    for row in faster:
+        speedup = row.speeds[-1].images_per_second / exact.speeds[-1].images_per_second
+        if speedup >= MIN_SPEEDUP and (row.agreement is None or row.agreement.same_top1 >= MIN_AGREEMENT):
+            return _describe_recommendation(row, speedup=speedup)
+    return "Use fp32: nothing else is both 20% faster and in agreement with it."
+
+
+def _describe_recommendation(row: BenchmarkRow, *, speedup: float) -> str:
+    options = f"--precision {row.precision}" + (f" --merge {row.merge}" if row.merge else "")
+    fact = f"{speedup:.1f}× as fast as fp32 with batches of {row.speeds[-1].batch}"
+    agreement = row.agreement
+    if agreement is None:
+        return f"{options} is {fact}; measure its agreement with your model and --images."
+    if agreement.images < MIN_AGREEMENT_IMAGES:
+        return f"{options} is {fact}; measure its agreement with --images before you use it."
+    same = f"{round(agreement.same_top1 * agreement.images)} of {agreement.images} images"
+    if not agreement.of_logits:
+        return f"Use {options}: it is {fact}, and the features of {same} keep their direction."
+    return f"Use {options}: it is {fact}, and {same} keep their class. vitkit eval measures its accuracy."
+
+
+def time_interleaved(
+    actions: Sequence[Callable[[], object]], *, seconds: float, progress: Progress = lambda fraction: None
+) -> list[list[float]]:
+    """Time actions in turns until each has run for `seconds`, at least twice after one warm-up run.
+
+    An action whose warm-up takes longer than `seconds`, and than one second, is not run again.
+    """
+    warmups = [time_call(action) for action in actions]
+    times = [[first] if first > max(seconds, 1.0) else [] for first in warmups]
+    remaining = [index for index, each in enumerate(times) if not each]
+    while remaining:
+        for index in remaining:
+            times[index].append(time_call(actions[index]))
+            progress(min(times[index][-1] / max(seconds, 1e-9), 1.0))
+        remaining = [
+            index
+            for index in remaining
+            if len(times[index]) < 2 or (sum(times[index]) < seconds and len(times[index]) < MAX_RUNS)
+        ]
+    return times
+
+
+def time_call(action: Callable[[], object]) -> float:
+    """Return the seconds that a call takes."""
+    start = time.perf_counter()
+    action()
+    return time.perf_counter() - start
+
+
+def measure_speeds(
+    engines: Sequence[Engine], images: Tensor, *, seconds: float = 2.0, progress: Progress = lambda fraction: None
+) -> list[Speed]:
+    """Measure the speed of engines for one batch (B C H W), in their order."""
+    for engine in engines:
+        if isinstance(engine, CompiledEngine):
+            engine.forward(images)  # compile for this batch size outside of the measurement
+    actions = [lambda engine=engine: engine.forward(images) for engine in engines]
+    measurements = time_interleaved(actions, seconds=seconds, progress=progress)
+    return [Speed(batch=len(images), latency_p50=median(times), runs=len(times)) for times in measurements]
+
+
+def measure_startup(
+    create: Callable[[], Engine], image: Tensor, *, device: torch.device = CPU
+) -> tuple[Engine, float, int]:
+    """Create an engine and run it on one image. Return it with the seconds and the bytes that this took."""
+    before, start = allocated_bytes(device), time.perf_counter()
+    engine = create()
+    engine.forward(image)
+    return engine, time.perf_counter() - start, max(0, allocated_bytes(device) - before)
+
+
+def allocated_bytes(device: torch.device) -> int:
+    """Return the memory in use: tensors on a GPU, resident memory of the process on the CPU."""
+    gc.collect()
+    if device.type == "cuda":
+        return torch.cuda.memory_allocated(device)
+    if device.type == "mps":
+        return torch.mps.current_allocated_memory()
+    if sys.platform == "linux" and hasattr(library := ctypes.CDLL(None), "malloc_trim"):
+        library.malloc_trim(0)  # return freed blocks to the system
+    return int(psutil.Process().memory_info().rss)
+
+
+def random_images(channels: int, image_size: tuple[int, int], *, batch: int) -> Tensor:
+    """Return a batch of random images; their content does not affect speed."""
+    generator = torch.Generator().manual_seed(0)
+    return torch.randn(batch, channels, *image_size, generator=generator)

@@ -1,0 +1,1 @@
+"""C++ kernels for Vision Transformers, compiled for this CPU, and their engine."""

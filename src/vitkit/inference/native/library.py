@@ -1,0 +1,254 @@
+"""The shared library of the native kernels: compilation, once per machine, and ctypes declarations.
+
+The library is stored in the cache under a name derived from the sources, the CPU, the compiler and its flags. A damaged
+library is rebuilt, and one that another user could have written is never loaded.
+"""
+
+import ctypes
+import hashlib
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+
+from vitkit.core.cache_dir import cache_dir, create_cache_dir, is_private, mark_used, trim_cache
+from vitkit.core.errors import VitkitError
+from vitkit.core.files import atomic_write, file_lock
+
+SOURCES = Path(__file__).parent
+NATIVE_FLAGS = ("-march=native",)
+"""Left out if the compiler does not know them, and if the CPU cannot be identified: two machines that share a cache
+could not tell their libraries apart."""
+FLAGS = (
+    "-O3",
+    "-std=c++17",
+    "-shared",
+    "-fPIC",
+    "-ffp-contract=fast",
+    "-fno-math-errno",
+    "-pthread",
+    "-fvisibility=hidden",
+    "-w",
+)
+COMPILERS = ("c++", "g++", "clang++")
+SYSCTL = ("/usr/sbin/sysctl", "-n", "machdep.cpu.brand_string")
+COMPILE_TIMEOUT = 300.0
+DIGEST_BYTES = 32
+FLOATS = ctypes.POINTER(ctypes.c_float)
+
+
+class EngineError(VitkitError):
+    """The native engine cannot be built or run. Models still run on torch, slower."""
+
+
+def build_library() -> Path:
+    """Return the path of the compiled library, compiling it if needed. Safe to call from several processes at once."""
+    path = _library_path()
+    if _is_intact(path):
+        mark_used(path)
+        return path
+    compiler = find_compiler()
+    if compiler is None:
+        raise EngineError(
+            "no C++ compiler to build the native engine",
+            expected=f"one of {', '.join(COMPILERS)}, or its path in CXX",
+            hint="install one (Debian: apt install g++; macOS: xcode-select --install)",
+        )
+    try:
+        create_cache_dir("kernels")
+        with file_lock(path):
+            if not _is_intact(path):  # another process may have built it meanwhile
+                with atomic_write(path) as temporary:
+                    compile_library(temporary, compiler=compiler, machine_flags=_machine_flags())
+                    _append_checksum(temporary)
+                trim_cache(keep=path)
+    except OSError as error:
+        raise EngineError(
+            f"the native engine cannot be stored: {error}",
+            hint="set VITKIT_CACHE to a writable directory of your own with a few megabytes of free space",
+        ) from error
+    return path
+
+
+def is_built() -> bool:
+    """Return whether the library is in the cache."""
+    return _is_intact(_library_path())
+
+
+def find_compiler() -> tuple[str, ...] | None:
+    """Return the command of the C++ compiler: CXX, or the first of the usual names on the PATH."""
+    try:
+        command = shlex.split(os.environ.get("CXX", ""))
+    except ValueError as error:
+        raise EngineError(
+            "CXX is not a command", got=os.environ["CXX"], hint=f"{error}: set it to g++, for example"
+        ) from error
+    if command:
+        return tuple(command) if shutil.which(command[0]) else None
+    return next(((name,) for name in COMPILERS if shutil.which(name)), None)
+
+
+def compile_library(path: Path, *, compiler: Sequence[str], machine_flags: Sequence[str] = NATIVE_FLAGS) -> None:
+    """Compile the sources into a shared library."""
+    source, result = str(SOURCES / "engine.cpp"), None
+    # A compiler that does not know -march=native still knows its architecture.
+    for flags in (machine_flags, ()) if tuple(machine_flags) == NATIVE_FLAGS else (machine_flags,):
+        command = [*compiler, *FLAGS, *flags, source, "-o", str(path)]
+        try:
+            result = subprocess.run(command, capture_output=True, timeout=COMPILE_TIMEOUT, check=False)
+        except (OSError, subprocess.TimeoutExpired) as error:
+            raise EngineError(f"the compiler could not be run: {error}") from error
+        if result.returncode == 0:
+            return
+    output = (result.stderr if result else b"").decode(errors="replace").strip().splitlines()
+    raise EngineError(
+        f"{compiler[0]} could not compile the native engine",
+        got=next((line for line in output if "error:" in line), output[-1] if output else "no message"),
+        hint="use GCC 9, Clang 10 or later (C++17); CXX selects the compiler",
+    )
+
+
+def _library_path() -> Path:
+    """Return the library's path. Without a compiler, that of a library which an earlier compiler built, if any."""
+    sources = [path.read_bytes() for path in [*sorted(SOURCES.glob("*.h")), SOURCES / "engine.cpp"]]
+    target = _digest(*sources, _machine().encode())
+    compiler, directory = find_compiler(), cache_dir("kernels")
+    if compiler is None:
+        existing = sorted(directory.glob(f"native-{target}-*.so"))
+        return existing[0] if existing else directory / f"native-{target}-none.so"
+    toolchain = _digest(_version(compiler).encode(), " ".join((*compiler, *FLAGS, *_machine_flags())).encode())
+    return directory / f"native-{target}-{toolchain}.so"
+
+
+def _machine_flags() -> tuple[str, ...]:
+    return NATIVE_FLAGS if _cpu() else ()
+
+
+def _machine() -> str:
+    return "\n".join((platform.system(), platform.machine(), platform.processor(), _cpu()))
+
+
+@cache
+def _cpu() -> str:
+    """Return a text that identifies the CPU model, or an empty one if the system does not provide it."""
+    if platform.system() == "Windows":
+        return platform.processor()
+    try:
+        if platform.system() == "Darwin":
+            return _command_output(SYSCTL).strip()
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    fields = ("model name", "flags", "Features", "CPU part")
+    return "\n".join(sorted({line for line in lines if line.startswith(fields)}))
+
+
+def _version(compiler: Sequence[str]) -> str:
+    try:
+        return _command_output([*compiler, "--version"])
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise EngineError(f"the compiler could not be run: {error}") from error
+
+
+def _command_output(command: Sequence[str]) -> str:
+    result = subprocess.run(command, capture_output=True, timeout=COMPILE_TIMEOUT, check=False)
+    return result.stdout.decode(errors="replace")
+
+
+def _digest(*parts: bytes) -> str:
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(hashlib.sha256(part).digest())
+    return digest.hexdigest()[:16]
+
+
+def _append_checksum(path: Path) -> None:
+    """Append the SHA-256 of the content, which dynamic loaders ignore, so that damage is detected before loading."""
+    content = path.read_bytes()
+    path.write_bytes(content + hashlib.sha256(content).digest())
+    path.chmod(0o755)  # independent of the umask: a library that others can write is not loaded
+
+
+def _is_intact(path: Path) -> bool:
+    try:
+        content = path.read_bytes()
+    except OSError:
+        return False
+    if not all(is_private(each) for each in (path, *path.parents[:2])):
+        return False
+    body, checksum = content[:-DIGEST_BYTES], content[-DIGEST_BYTES:]
+    return len(body) > 0 and hashlib.sha256(body).digest() == checksum
+
+
+# Functions of engine.cpp and structures of model.h
+
+
+def _fields(names: str, ctype: type) -> list[tuple[str, type]]:
+    return [(name, ctype) for name in names.split()]
+
+
+class _Structure(ctypes.Structure):
+    """A structure that rejects unknown field names: ctypes would store them as plain attributes without an error."""
+
+    def __init__(self, **values: object) -> None:
+        if unknown := values.keys() - {field[0] for field in self._fields_}:
+            raise TypeError(f"{type(self).__name__} has no field {min(unknown)}")
+        super().__init__(**values)
+
+
+class Sizes(_Structure):
+    """`VitkitSizes` of model.h."""
+
+    _fields_ = (
+        *_fields("channels image_height image_width patch_height patch_width", ctypes.c_int32),
+        *_fields("width depth heads mlp_dim prefix class_tokens", ctypes.c_int32),
+        *_fields("pooling activation norm_first pre_logits num_classes", ctypes.c_int32),
+        ("norm_epsilon", ctypes.c_float),
+    )
+
+
+class LayerWeights(_Structure):
+    """`VitkitLayer` of model.h."""
+
+    _fields_ = (
+        *_fields("positions norm1_weight norm1_bias qkv_weight qkv_bias", FLOATS),
+        *_fields("q_norm_weight q_norm_bias k_norm_weight k_norm_bias", FLOATS),
+        *_fields("proj_weight proj_bias scale1 norm2_weight norm2_bias", FLOATS),
+        *_fields("fc1_weight fc1_bias fc2_weight fc2_bias scale2", FLOATS),
+    )
+
+
+class ModelWeights(_Structure):
+    """`VitkitWeights` of model.h."""
+
+    _fields_ = (
+        *_fields("cosine sine initial_tokens patch_weight norm_weight norm_bias", FLOATS),
+        *_fields("pre_logits_weight pre_logits_bias head_weight head_bias", FLOATS),
+    )
+
+
+@cache
+def load_library(path: Path) -> ctypes.CDLL:
+    """Load the compiled library and declare its functions. ctypes releases the GIL during calls."""
+    pointer = ctypes.c_void_p
+    library = ctypes.CDLL(str(path))
+    library.vitkit_create.restype = pointer
+    library.vitkit_create.argtypes = (
+        ctypes.POINTER(Sizes),
+        ctypes.POINTER(ModelWeights),
+        ctypes.POINTER(LayerWeights),
+        ctypes.c_int,
+    )
+    library.vitkit_run.restype = ctypes.c_int
+    library.vitkit_run.argtypes = (pointer, pointer, ctypes.c_size_t, pointer, pointer, pointer, ctypes.c_int)
+    library.vitkit_bytes.restype = ctypes.c_size_t
+    library.vitkit_bytes.argtypes = (pointer,)
+    library.vitkit_destroy.restype = None
+    library.vitkit_destroy.argtypes = (pointer,)
+    library.vitkit_instructions.restype = ctypes.c_char_p
+    library.vitkit_instructions.argtypes = ()
+    return library

@@ -1,0 +1,308 @@
+"""Files of predictions: CSV, JSON lines or parquet, written completely or not at all, and resumable.
+
+While a file is written, `NAME.partial` holds a header line and one JSON line per finished image. At the end the file is
+written from it, with `NAME.json` next to it: the request, fingerprints of its inputs, and the images that failed.
+"""
+
+import contextlib
+import csv
+import errno
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any, BinaryIO, Literal
+
+from vitkit.core.errors import ConfigError, DataError, WeightsError, did_you_mean
+from vitkit.core.files import atomic_write, sha256, write_text
+from vitkit.data.dataset import ImageSource, fingerprint_source
+from vitkit.data.layouts.parquet import import_pyarrow
+from vitkit.inference.predictor import Prediction
+from vitkit.weights.artifact import CHECKSUMS, CONFIG, PREPROCESSING
+from vitkit.weights.hub import resolve_path
+from vitkit.weights.load import WEIGHT_FILES
+
+TableFormat = Literal["csv", "jsonl", "parquet"]
+TABLE_FORMATS: tuple[TableFormat, ...] = ("csv", "jsonl", "parquet")
+PARQUET_ROWS = 10_000
+"""Rows per parquet row group, which are in memory together."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImagePrediction:
+    """The most probable classes of one image and, if requested, its features; or the error that prevented them."""
+
+    file: str
+    predictions: tuple[Prediction, ...] = ()
+    features: tuple[float, ...] = ()
+    error: str | None = None
+
+    def to_json(self) -> dict[str, object]:
+        """Return the prediction as JSON values.
+
+        >>> ImagePrediction(file="cat.jpg", predictions=(Prediction("cat", 0.75),)).to_json()
+        {'file': 'cat.jpg', 'predictions': [{'label': 'cat', 'probability': 0.75}]}
+        """
+        if self.error is not None:
+            return {"file": self.file, "error": self.error}
+        features = {"features": list(self.features)} if self.features else {}
+        return {"file": self.file, "predictions": [each._asdict() for each in self.predictions], **features}
+
+
+def detect_table_format(path: Path) -> TableFormat:
+    """Return the format of a file by its suffix."""
+    for table_format in TABLE_FORMATS:
+        if path.suffix.lower() == f".{table_format}":
+            return table_format
+    hint = did_you_mean(path.suffix, [f".{each}" for each in TABLE_FORMATS]) or "use one of these suffixes"
+    raise ConfigError(f"{path}: unknown suffix", expected=".csv, .jsonl or .parquet", got=path.name, hint=hint)
+
+
+class PredictionFile:
+    """A file of predictions that is being written or is complete.
+
+    Args:
+        request: The arguments of the prediction. A file of another request is not overwritten.
+        fingerprints: Fingerprints of "weights" and "images". A file of other inputs is not overwritten either.
+    """
+
+    file: BinaryIO
+    """The partial file while it is open. There must be no second handle: closing one releases the lock."""
+
+    def __init__(self, path: Path, request: Mapping[str, object], *, fingerprints: Mapping[str, object]) -> None:
+        self.path, self.request, self.fingerprints = path, dict(request), dict(fingerprints)
+        self.format = detect_table_format(path)
+        if self.format == "parquet":
+            import_pyarrow("pyarrow")  # fail before the work if it is missing
+        self.partial_path = path.with_name(f"{path.name}.partial")
+        self.metadata_path = path.with_name(f"{path.name}.json")
+
+    def is_complete(self) -> bool:
+        """Return whether this request was completed before. Raise DataError if the file holds something else."""
+        if not self.path.exists():
+            return False
+        try:
+            metadata = self.metadata_path.read_bytes()
+        except OSError:
+            metadata = b""
+        self._check_header(self.path, metadata, hint="choose another --out, or delete it and its .json file")
+        with contextlib.suppress(OSError):  # left over if the process was killed in the last step
+            self.partial_path.unlink()
+        return True
+
+    def read_metadata(self) -> dict[str, Any]:
+        """Return the metadata of a complete file."""
+        metadata: dict[str, Any] = json.loads(self.metadata_path.read_bytes())
+        return metadata
+
+    @contextmanager
+    def open(self) -> Iterator[int]:
+        """Lock the partial file for this process and yield the number of images that it already holds."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with open_exclusively(self.partial_path) as self.file:
+            yield self._resume()
+
+    def append(self, batches: Iterable[list[ImagePrediction]]) -> Iterator[list[ImagePrediction]]:
+        """Write each batch and yield it once it is on the disk."""
+        for batch in batches:
+            self.file.write(b"".join(_json_line(prediction.to_json()) for prediction in batch))
+            self.file.flush()
+            os.fsync(self.file.fileno())
+            yield batch
+
+    def finalize(
+        self, *, model: str, classes: int, features: int, engine: Mapping[str, object] | None = None
+    ) -> dict[str, Any]:
+        """Write the table and its metadata, remove the partial file, and return the metadata.
+
+        `classes` and `features` are their numbers per image, so that the files of all processes have the same columns.
+        """
+        with atomic_write(self.path) as temporary:
+            if self.format == "csv":
+                self._write_csv(temporary, classes=classes, features=features)
+            elif self.format == "jsonl":
+                self._write_jsonl(temporary)
+            else:
+                self._write_parquet(temporary)
+            metadata = {"model": model, **self._count_images(), "request": self.request}
+            metadata |= {"fingerprints": self.fingerprints, **(engine or {})}
+            # Metadata first: a table without it counts as somebody else's file.
+            write_text(self.metadata_path, json.dumps(metadata, indent=2) + "\n")
+        self.file.close()
+        self.partial_path.unlink(missing_ok=True)
+        return metadata
+
+    def _check_header(self, path: Path, header: bytes, *, hint: str) -> None:
+        """Raise DataError if a file's header has another request or other fingerprints."""
+        try:
+            stored = json.loads(header)
+        except ValueError:
+            stored = None
+        if not isinstance(stored, dict) or stored.get("request") != self.request:
+            raise DataError(f"{path} already exists and holds the predictions of another request", hint=hint)
+        before = stored.get("fingerprints")
+        before = before if isinstance(before, dict) else {}
+        if changed := [name for name, value in self.fingerprints.items() if before.get(name, value) != value]:
+            raise DataError(f"{path} already exists, and the {' and '.join(changed)} changed since", hint=hint)
+
+    def _resume(self) -> int:
+        """Return the number of complete lines and remove a truncated one; write the header of a new file."""
+        self.file.seek(0)
+        header = self.file.readline()
+        count, end = 0, len(header)
+        for line in self.file:
+            if not line.endswith(b"\n"):
+                break
+            count, end = count + 1, end + len(line)
+        if count:
+            self._check_header(self.partial_path, header, hint="choose another --out, or delete it to start again")
+        self.file.truncate(end if count else 0)
+        self.file.seek(0, os.SEEK_END)
+        if not count:
+            self.file.write(_json_line({"request": self.request, "fingerprints": self.fingerprints}))
+            self.file.flush()
+        return count
+
+    def _count_images(self) -> dict[str, Any]:
+        images, bad = 0, []
+        for row in self._rows():
+            images += 1
+            if "error" in row:
+                bad.append({"file": row["file"], "reason": row["error"]})
+        return {"images": images, "bad": bad}
+
+    def _rows(self) -> Iterator[dict[str, Any]]:
+        self.file.seek(0)
+        next(self.file)
+        for line in self.file:
+            yield json.loads(line)
+
+    def _write_jsonl(self, path: Path) -> None:
+        with path.open("wb") as file:
+            for row in self._rows():
+                file.write(_json_line(row))
+
+    def _write_csv(self, path: Path, *, classes: int, features: int) -> None:
+        """Write one row per image: labels and probabilities side by side, then features, then the error."""
+        ranked = [f"{column}_{rank}" for rank in range(1, classes + 1) for column in ("label", "probability")]
+        with path.open("w", encoding="utf-8", errors="surrogateescape", newline="") as file:
+            writer = csv.writer(file)
+            writer.writerow(["file", *ranked, *(f"feature_{index}" for index in range(features)), "error"])
+            for row in self._rows():
+                top = [value for each in row.get("predictions", ()) for value in (each["label"], each["probability"])]
+                top += [""] * (2 * classes - len(top))
+                values = [*row.get("features", ())] or [""] * features
+                writer.writerow([row["file"], *top, *values, row.get("error", "")])
+
+    def _write_parquet(self, path: Path) -> None:
+        pyarrow, parquet = import_pyarrow("pyarrow"), import_pyarrow("pyarrow.parquet")
+        schema = pyarrow.schema(
+            [
+                ("file", pyarrow.string()),
+                ("labels", pyarrow.list_(pyarrow.string())),
+                ("probabilities", pyarrow.list_(pyarrow.float32())),
+                ("features", pyarrow.list_(pyarrow.float32())),
+                ("error", pyarrow.string()),
+            ]
+        )
+        rows = map(_parquet_row, self._rows())
+        with parquet.ParquetWriter(path, schema) as writer:
+            while group := list(islice(rows, PARQUET_ROWS)):
+                writer.write_table(pyarrow.Table.from_pylist(group, schema=schema))
+
+
+def _parquet_row(row: Mapping[str, Any]) -> dict[str, Any]:
+    predictions = row.get("predictions", ())
+    return {
+        "file": row["file"].encode("utf-8", "backslashreplace").decode(),
+        "labels": [each["label"] for each in predictions],
+        "probabilities": [each["probability"] for each in predictions],
+        "features": row.get("features", []),
+        "error": row.get("error"),
+    }
+
+
+def _json_line(value: Mapping[str, object]) -> bytes:
+    """Encode a JSON line in UTF-8; in ASCII if a file name is not valid text."""
+    try:
+        return json.dumps(value, ensure_ascii=False).encode() + b"\n"
+    except UnicodeEncodeError:
+        return json.dumps(value).encode() + b"\n"
+
+
+@contextmanager
+def open_exclusively(path: Path) -> Iterator[BinaryIO]:
+    """Open a file for reading and appending. Raise DataError if another process has opened it this way."""
+    while True:
+        with path.open("ab+") as file:
+            _lock(file, path)
+            if not _is_at(path, file):  # the process that held the lock finished and removed the file
+                continue
+            yield file
+            return
+
+
+def _lock(file: BinaryIO, path: Path) -> None:
+    """Lock a file until it is closed or the process ends, where the system and file system support locks."""
+    try:
+        import fcntl  # noqa: PLC0415  not on every system
+    except ImportError:  # pragma: no cover
+        return
+    try:
+        # Not flock (nor filelock, which uses it): decoding processes would inherit the lock and hold it for seconds
+        # after this process is killed.
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno in (errno.EACCES, errno.EAGAIN):
+            raise DataError(
+                f"another process is writing {path}", hint="wait for it, or choose another --out"
+            ) from error
+
+
+def _is_at(path: Path, file: BinaryIO) -> bool:
+    try:
+        return os.path.samestat(path.stat(), os.fstat(file.fileno()))
+    except FileNotFoundError:
+        return False
+
+
+def fingerprint_inputs(model: str, source: ImageSource) -> dict[str, object]:
+    """Return fingerprints of a model's weights and of the images, to detect changes before resuming."""
+    weights = fingerprint_weights(model)
+    return {"images": fingerprint_images(source), **({"weights": weights} if weights else {})}
+
+
+def fingerprint_images(source: ImageSource) -> dict[str, object]:
+    """Return the number of images and a checksum of their names in order."""
+    return {"count": len(source), "names": fingerprint_source(source)}
+
+
+def fingerprint_weights(model: str) -> str | None:
+    """Return a checksum that changes with the weights; None if there are no weights.
+
+    For an artifact it covers the checksums of its files, for other weights their sizes and times: reading them would
+    take as long as loading the model.
+    """
+    try:
+        path = resolve_path(model)
+    except WeightsError:  # raised again when the model is loaded
+        return None
+    if (path / CHECKSUMS).is_file():
+        return sha256(path / CHECKSUMS)
+    files = _weight_files(path)
+    if not files:
+        return None
+    directory = files[0].parent
+    files += [file for file in (directory / CONFIG, directory / PREPROCESSING) if file.is_file()]
+    stats = [(file.name, status.st_size, status.st_mtime_ns) for file in files for status in (file.stat(),)]
+    return hashlib.sha256(repr(stats).encode()).hexdigest()
+
+
+def _weight_files(path: Path) -> list[Path]:
+    if path.is_dir():
+        return sorted(file for file in path.iterdir() if file.name.endswith(WEIGHT_FILES) and file.is_file())
+    return [path] if path.is_file() else []

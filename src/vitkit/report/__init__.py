@@ -1,0 +1,1 @@
+"""HTML reports: shared page template, charts and one module per report."""

@@ -1,1 +1,0 @@
-"""The page's files, as they are sent: no build step, no other host."""

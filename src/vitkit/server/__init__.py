@@ -1,0 +1,1 @@
+"""HTTP server for trained models, with a web page."""

@@ -1,0 +1,282 @@
+"""Read-only routes for the progress and logs of training runs.
+
+A name in a URL is looked up in the list of the directory, so that it cannot reach any other path.
+"""
+
+import json
+import math
+import threading
+import time
+import tomllib
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Query, Response
+
+from vitkit.core.files import escape_surrogates, read_bytes
+from vitkit.server.ipc import JSON, HTTPError, encode_json
+from vitkit.server.schemas import operation
+
+MAX_RUNS = 500
+"""Runs in a list, the latest ones; the others are counted."""
+MAX_RECORDS = 5_000
+"""Records in a response; clients request the rest with `after`."""
+_MAX_READ = 1 << 23
+_MAX_LINE = 1 << 16
+_MAX_FILE = 1 << 24
+_MAX_CACHED_LOGS = 64
+_STOPPED_AFTER = 120.0
+"""Seconds without a record after which an unfinished run counts as stopped, unless it logs less often."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunProgress:
+    """Progress of a run. `steps` is None if unknown."""
+
+    name: str
+    state: Literal["running", "done", "stopped"]
+    step: int
+    steps: int | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunStatus(RunProgress):
+    """Progress of a run, and when it was updated in seconds since 1970."""
+
+    updated: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunList:
+    """The runs of a directory, the latest first, and the server's time."""
+
+    runs: list[RunStatus]
+    left_out: int
+    now: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunRecords(RunProgress):
+    """Records of a run after a step: `more` records follow, `damaged` lines are unreadable."""
+
+    records: list[dict[str, object]]
+    more: int
+    damaged: int
+    summary: dict[str, object] | None
+
+
+def create_router(path: Path | None) -> APIRouter:
+    """Create the routes below /v1/runs; without a directory they return 404."""
+    router = APIRouter(tags=["runs"])
+    directory = None if path is None else RunsDirectory(path)
+
+    def get_directory() -> RunsDirectory:
+        if directory is None:
+            raise HTTPError(404, "this server shows no runs", hint="start it with --runs DIR")
+        return directory
+
+    @router.get("/v1/runs", **operation("List the runs, the latest first", RunList, (400, 401, 404)))
+    def list_runs() -> Response:
+        return Response(encode_json(asdict(get_directory().list())), media_type=JSON)
+
+    @router.get("/v1/runs/{name}", **operation("Get the log of a run", RunRecords, (400, 401, 404)))
+    def get_run(
+        name: str,
+        after: Annotated[int, Query(ge=-1, le=2**53, description="Only records after this step.")] = -1,
+    ) -> Response:
+        body = get_directory().encode_records(name, after=after)
+        if body is None:
+            raise HTTPError(404, "no such run", hint="GET /v1/runs lists the runs")
+        return Response(body, media_type=JSON)
+
+    return router
+
+
+class RunsDirectory:
+    """The runs in a directory, or the directory itself if it is a run."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path.resolve()
+        self._logs: OrderedDict[Path, _Log] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def list(self) -> RunList:
+        """List all runs, the latest first."""
+        now = time.time()
+        runs = [_describe(name, path, now=now) for name, path in self._find_runs().items()]
+        runs.sort(key=lambda run: (-run.updated, run.name))
+        return RunList(runs=runs[:MAX_RUNS], left_out=max(len(runs) - MAX_RUNS, 0), now=now)
+
+    def encode_records(self, name: str, *, after: int) -> bytes | None:
+        """Return the records of a run as JSON; None if there is no such run."""
+        path = self._find_runs().get(name)
+        if path is None:
+            return None
+        # Lines were validated when they were read and are sent as they are: a long log is parsed once.
+        with self._lock:
+            log = self._logs.setdefault(path, _Log())
+            self._logs.move_to_end(path)
+            while len(self._logs) > _MAX_CACHED_LOGS:
+                self._logs.popitem(last=False)
+            log.refresh(path / "metrics.jsonl")
+            later = [line for step, line in log.records if step > after]
+            lines, damaged, unread = later[:MAX_RECORDS], log.damaged, log.unread
+        progress = asdict(_describe(name, path, now=time.time()))
+        del progress["updated"]
+        more = len(later) - len(lines) + unread
+        header = progress | {"more": more, "damaged": damaged, "summary": _read_json(path / "summary.json") or None}
+        return b"".join((json.dumps(header).encode()[:-1], b', "records": [', b",".join(lines), b"]}"))
+
+    def _find_runs(self) -> Mapping[str, Path]:
+        if _is_run(self.path):
+            return {self.path.name: self.path}
+        try:
+            entries = sorted(self.path.iterdir())
+        except OSError:
+            return {}
+        inside = (entry for entry in entries if not entry.name.startswith(".") and self._contains(entry))
+        return {escape_surrogates(entry.name): entry for entry in inside if _is_run(entry)}
+
+    def _contains(self, entry: Path) -> bool:
+        """Return whether an entry is in the directory; a symbolic link may lead elsewhere, or in a circle."""
+        try:
+            return entry.resolve().is_relative_to(self.path)
+        except (OSError, RuntimeError):
+            return False
+
+
+@dataclass(kw_only=True)
+class _Log:
+    """A growing log file, read incrementally: the step and the JSON of each record."""
+
+    records: list[tuple[int, bytes]] = field(default_factory=list)
+    offset: int = 0
+    last_line: bytes = b""
+    damaged: int = 0
+    unread: int = 0
+
+    def refresh(self, path: Path) -> None:
+        """Read new lines; start again if the file is no longer the one that was read."""
+        if not path.is_file():  # missing, or a pipe, which would block
+            self._reset()
+            return
+        try:
+            data = self._read_new(path)
+        except OSError:  # not readable: reported as a damaged line
+            self._reset()
+            self.damaged = 1
+            return
+        self.unread = int(len(data) == _MAX_READ)
+        end = data.rfind(b"\n") + 1
+        if not end and self.unread:  # no valid line is this long
+            self.damaged, self.offset, self.last_line = self.damaged + 1, self.offset + len(data), b""
+        for line in data[:end].splitlines(keepends=True):
+            record = _parse_json(line) if len(line) <= _MAX_LINE else {}
+            if type(record.get("step")) is int:
+                self.records.append((record["step"], json.dumps(record).encode()))
+            else:
+                self.damaged += 1
+            self.last_line = line
+        self.offset += end
+
+    def _read_new(self, path: Path) -> bytes:
+        with path.open("rb") as file:
+            file.seek(self.offset - len(self.last_line))
+            if file.read(len(self.last_line)) != self.last_line:  # resumed from an earlier step, or replaced
+                self._reset()
+                file.seek(0)
+            return file.read(_MAX_READ)
+
+    def _reset(self) -> None:
+        self.offset, self.last_line, self.damaged, self.unread = 0, b"", 0, 0
+        self.records.clear()
+
+
+def _describe(name: str, path: Path, *, now: float) -> RunStatus:
+    files = [path / each for each in ("config.toml", "metrics.jsonl", "speed.jsonl", "summary.json")]
+    updated = max(map(_modified_at, files))
+    try:
+        config = tomllib.loads(_read(files[0]).decode())
+    except (ValueError, RecursionError):
+        config = {}
+    is_active = now - updated < max(_STOPPED_AFTER, 5 * _seconds_per_record(files[2], config))
+    return RunStatus(
+        name=name,
+        state="done" if files[3].is_file() else "running" if is_active else "stopped",
+        step=int(_positive(_last_record(files[1]), "step") or 0),
+        steps=_total_steps(path, config),
+        updated=updated,
+    )
+
+
+def _total_steps(path: Path, config: Mapping[str, Any]) -> int | None:
+    """Return the length of the run, computed as in `vitkit.training.run`."""
+    if steps := _positive(config, "schedule", "steps"):
+        return int(steps)
+    images = _positive(_read_json(path / "data.json"), "images", "train")
+    batch, epochs = (_positive(config, "schedule", key) for key in ("batch_size", "epochs"))
+    return max(1, math.ceil(images / batch * epochs)) if images and batch and epochs else None
+
+
+def _seconds_per_record(path: Path, config: Mapping[str, Any]) -> float:
+    """Return the time between two records of the log; 0 if the run has not measured its speed."""
+    speed, every = _positive(_last_record(path), "images_per_second"), _positive(config, "logging", "log_every")
+    batch = _positive(config, "schedule", "batch_size")
+    return every * batch / speed if speed and every and batch else 0.0
+
+
+def _positive(data: Any, *keys: str) -> int | float | None:
+    """Return the positive number under nested keys, or None."""
+    for key in keys:
+        data = data.get(key) if isinstance(data, Mapping) else None
+    return data if type(data) in (int, float) and 0 < data < 1e15 else None
+
+
+def _is_run(path: Path) -> bool:
+    return (path / "config.toml").is_file() or (path / "metrics.jsonl").is_file()
+
+
+def _modified_at(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return 0.0
+
+
+def _last_record(path: Path) -> Mapping[str, Any]:
+    """Return the last complete record of a log, reading only its end."""
+    try:
+        if not path.is_file():
+            return {}
+        with path.open("rb") as file:
+            length = file.seek(0, 2)
+            file.seek(max(length - _MAX_LINE, 0))
+            tail = file.read(_MAX_LINE)
+    except OSError:
+        return {}
+    lines = reversed(tail[: tail.rfind(b"\n") + 1].splitlines())
+    return next(filter(None, map(_parse_json, lines)), {})
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return read_bytes(path, max_bytes=_MAX_FILE)
+    except OSError:
+        return b""
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    return _parse_json(_read(path))
+
+
+def _parse_json(text: bytes) -> dict[str, Any]:
+    """Parse a JSON object; anything else is empty. NaN and infinity become strings, as in vitkit's own logs."""
+    names = {"NaN": "nan", "Infinity": "inf", "-Infinity": "-inf"}
+    try:
+        value = json.loads(text, parse_constant=names.get)
+    except (ValueError, RecursionError):
+        return {}
+    return value if isinstance(value, dict) else {}

@@ -1,0 +1,265 @@
+"""Life cycle of the server: start, serve until a stop is requested, answer what was accepted, exit.
+
+    front-end process: sockets, HTTP, queue ── socket pair ── worker process: images, models
+
+The front end never runs a model and the worker has no connection to clients, so neither can block or crash the other.
+A request passes through protocol → middleware → routes → queue → worker_process → handlers.
+"""
+
+import asyncio
+import contextlib
+import gc
+import logging
+import os
+import resource
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+from types import FrameType
+
+import uvicorn
+
+from vitkit.core.errors import ConfigError
+from vitkit.core.formatting import configure_logging
+from vitkit.server.config import ServerOptions
+from vitkit.server.metrics import Metrics
+from vitkit.server.middleware import RequestFilter
+from vitkit.server.protocol import Connection, connection_class
+from vitkit.server.queue import BodyReader, RequestQueue
+from vitkit.server.routes import InferenceService, create_app
+from vitkit.server.stderr import StderrHandler, nonblocking_stderr
+from vitkit.server.supervisor import Launch, Supervisor, launch_worker
+
+BACKLOG = 4096
+CLOSE_INTERVAL = 0.25
+"""Seconds between two checks for overdue connections."""
+RESERVED_DESCRIPTORS = 64
+"""File descriptors that clients cannot take: replacing a worker needs a few."""
+
+logger = logging.getLogger(__name__)
+
+
+class GracefulServer(uvicorn.Server):
+    """uvicorn's server, which answers all accepted requests before it exits."""
+
+    def __init__(
+        self, config: uvicorn.Config, *, supervisor: Supervisor, connection: type[Connection], shares_socket: bool
+    ) -> None:
+        super().__init__(config)
+        self.supervisor, self.connection, self.shares_socket = supervisor, connection, shares_socket
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Stop on SIGTERM and Ctrl-C; unlike in uvicorn, the signal is not raised again afterwards."""
+        numbers = (signal.SIGTERM, signal.SIGINT)
+        previous = {number: signal.signal(number, self.handle_exit) for number in numbers}
+        try:
+            yield
+        finally:
+            for number, handler in previous.items():
+                signal.signal(number, handler)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Become not ready and stop; on a second Ctrl-C, without waiting."""
+        self.supervisor.is_stopping = True
+        super().handle_exit(sig, frame)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Refuse new connections, answer accepted requests, then close the connections."""
+        if not self.shares_socket:
+            await self.accept_backlog(sockets or [])
+        for server in self.servers:
+            server.close()
+        for sock in sockets or []:
+            sock.close()
+        for _ in range(8):  # a connection that is being accepted is registered a few iterations later
+            await asyncio.sleep(0)
+        self.connection.is_draining = True
+        for connection in list(self.server_state.connections):
+            connection.shutdown()
+        deadline = self.connection.clock() + self.supervisor.options.config.limits.drain
+        while (self.server_state.connections or self.server_state.tasks) and not self.force_exit:
+            if self.connection.clock() > deadline:
+                break
+            await asyncio.sleep(0.02)
+        if unanswered := len(self.server_state.tasks):
+            logger.warning("%d requests were not answered in time", unanswered)
+            logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)  # it would log each of them
+        for connection in list(self.server_state.connections):
+            connection.transport.abort()
+
+    async def accept_backlog(self, sockets: list[socket.socket]) -> None:
+        """Accept the connections that the kernel has completed: closing the socket would reset them."""
+        loop, clients = asyncio.get_running_loop(), []
+        for sock in sockets:
+            with contextlib.suppress(OSError):  # until there are none left
+                while True:
+                    clients.append(sock.accept()[0])
+        for client in clients:
+            client.setblocking(False)
+        create = partial(self.connection, config=self.config, server_state=self.server_state, app_state={})
+        connecting = (loop.connect_accepted_socket(create, client) for client in clients)
+        await asyncio.gather(*connecting, return_exceptions=True)  # a client may have gone already
+
+    async def close_idle_connections(self, sock: socket.socket) -> None:
+        """Close overdue connections and accept waiting ones, four times a second."""
+        while True:
+            await asyncio.sleep(CLOSE_INTERVAL)
+            if self.started and not self.should_exit:
+                await self.accept_backlog([sock])  # the event loop accepts one connection per iteration
+            now = self.connection.clock()
+            connections = list(self.server_state.connections)
+            self.supervisor.metrics.connections.set(len(connections))
+            for connection in connections:
+                if isinstance(connection, Connection):
+                    connection.close_if_overdue(now)
+
+    async def stop_on_start_error(self) -> None:
+        """Stop if the models cannot be loaded."""
+        await self.supervisor.first_ready.wait()
+        if self.supervisor.start_error is not None:
+            self.should_exit = True
+
+
+# Sockets
+
+
+def bind_socket(host: str, port: int) -> socket.socket:
+    """Create a listening socket."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        sock.bind((host, port))
+        sock.listen(BACKLOG)
+    except (OSError, OverflowError) as error:
+        sock.close()
+        reason = getattr(error, "strerror", None) or str(error)
+        raise ConfigError(
+            f"cannot listen on {host}:{port}: {reason}", hint="choose another --port; 0 takes a free one"
+        ) from error
+    sock.setblocking(False)
+    return sock
+
+
+def inherit_socket(number: int) -> socket.socket:
+    """Take over a listening socket, so that two servers can replace each other without a gap."""
+    try:
+        sock = socket.socket(fileno=number)
+        sock.getsockname()
+    except OSError as error:
+        raise ConfigError(f"--fd {number} is not a socket: {error.strerror}") from error
+    sock.setblocking(False)
+    return sock
+
+
+def socket_url(sock: socket.socket) -> str:
+    """Return the URL of a listening socket."""
+    name = sock.getsockname()
+    if not isinstance(name, tuple):
+        return f"unix:{name}"
+    host, port = name[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+# Serving
+
+
+def serve(options: ServerOptions, sock: socket.socket, *, on_listening: Callable[[str], None]) -> None:
+    """Serve until SIGTERM or Ctrl-C; `on_listening` is called with the URL when clients may connect."""
+    configure_logging(options.log_format, handler=StderrHandler())
+    loop_factory = asyncio.new_event_loop
+    with contextlib.suppress(ImportError):
+        import uvloop  # noqa: PLC0415  faster, and not available on every platform
+
+        loop_factory = uvloop.new_event_loop
+    reduce_preemption()
+    with nonblocking_stderr(), asyncio.Runner(loop_factory=loop_factory) as runner:
+        runner.run(run_server(create_server(options), sock, on_listening=on_listening))
+
+
+async def run_server(server: GracefulServer, sock: socket.socket, *, on_listening: Callable[[str], None]) -> None:
+    """Run the front end and its worker until the server is asked to stop."""
+    supervisor = server.supervisor
+    tasks = [
+        asyncio.create_task(supervisor.run()),
+        asyncio.create_task(server.close_idle_connections(sock)),
+        asyncio.create_task(server.stop_on_start_error()),
+    ]
+    if supervisor.models:
+        tasks[0].add_done_callback(lambda _: setattr(server, "should_exit", True))  # it only ends with an exception
+    with server.capture_signals():  # from before the URL is known until the worker has ended
+        try:
+            while server.shares_socket and not (supervisor.first_ready.is_set() or server.should_exit):
+                await asyncio.sleep(0.05)
+            if supervisor.start_error is None and not server.should_exit:
+                on_listening(socket_url(sock))
+                await server.serve(sockets=[sock])
+        finally:
+            for task in tasks:
+                task.cancel()
+            supervisor.close()
+            with contextlib.suppress(asyncio.CancelledError):
+                await tasks[0]  # raises the exception of the supervisor, if there was one
+    if supervisor.start_error is not None:
+        raise supervisor.start_error
+
+
+def create_server(
+    options: ServerOptions,
+    *,
+    launch: Launch = launch_worker,
+    clock: Callable[[], float] = time.monotonic,
+) -> GracefulServer:
+    """Connect the parts of a server along the path of a request."""
+    limits, metrics = options.config.limits, Metrics()
+    queue = RequestQueue(limits, metrics=metrics, clock=clock)
+    supervisor = Supervisor(options, queue=queue, metrics=metrics, launch=launch, clock=clock)
+    bodies = BodyReader(limits, retry_after=queue.retry_after)
+    metrics.buffered.set_function(lambda: bodies.buffered)
+    app = create_app(InferenceService(queue, supervisor, bodies, max_images=limits.images), runs_dir=options.runs)
+    request_filter = RequestFilter(app, options, queue=queue, bodies=bodies, metrics=metrics)
+    connections = min(limits.connections, raise_descriptor_limit())
+    connection = connection_class(replace(limits, connections=connections), request_filter, clock=clock)
+    uvicorn_config = uvicorn.Config(
+        request_filter,
+        http=connection,
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        backlog=BACKLOG,
+        interface="asgi3",
+    )
+    return GracefulServer(
+        uvicorn_config, supervisor=supervisor, connection=connection, shares_socket=options.shares_socket
+    )
+
+
+def raise_descriptor_limit() -> int:
+    """Raise the limit on file descriptors as far as allowed, and return the connections that it permits."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        with contextlib.suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return sys.maxsize if soft == resource.RLIM_INFINITY else max(1, soft - RESERVED_DESCRIPTORS)
+
+
+def reduce_preemption() -> None:
+    """Use Linux' batch scheduling, and exempt everything loaded so far from garbage collection.
+
+    With SCHED_BATCH a process that receives a message does not preempt the one that computes, and receives several
+    together.
+    """
+    with contextlib.suppress(AttributeError, OSError):  # other systems, and sandboxes
+        if os.sched_getscheduler(0) == os.SCHED_OTHER:
+            os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+    gc.collect()
+    gc.freeze()

@@ -1,0 +1,355 @@
+"""Supervisor of the worker process: starts it, checks that it is alive, and replaces it when it dies or hangs.
+
+The worker is pinged four times a second. A worker that does not answer, or whose batch takes far longer than batches
+do, is first not ready and then replaced. The queue retries the requests that were in flight.
+"""
+
+import asyncio
+import contextlib
+import logging
+import os
+import re
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from typing import Any, cast
+
+from vitkit.core.config import to_mapping
+from vitkit.core.errors import VitkitError
+from vitkit.server.config import ServerOptions
+from vitkit.server.ipc import Body, FrameDecoder, HTTPError, Message, WorkerResponse, encode_frame
+from vitkit.server.metrics import Metrics
+from vitkit.server.queue import RequestQueue
+
+CHECK_INTERVAL = 0.25
+NOT_READY_AFTER = 1.25
+"""Seconds without a message after which a worker is not ready."""
+REPLACE_AFTER = 3.0
+"""Seconds without a message after which a worker is replaced."""
+MAX_DECODE_SECONDS = 15.0
+MAX_START_SECONDS = 600.0
+"""Seconds for the first worker to load its models; later workers have five times what the first one took."""
+MAX_MESSAGE_BYTES = 1 << 29
+"""Bytes of one message from the worker: the patch attention of a large image may be 100 MB of JSON."""
+MAX_SECONDS = 1e6
+COPY_BELOW = 1 << 18
+"""Bytes that are cheaper to copy than to write separately."""
+UNSAFE_HEADER = re.compile(r"[^\x20-\x7e]")
+TOKEN_VARIABLE = "VITKIT_TOKEN"
+MALLOC_SETTINGS = {"MALLOC_ARENA_MAX": "2", "MALLOC_MMAP_THRESHOLD_": "4194304", "MALLOC_TRIM_THRESHOLD_": "8388608"}
+"""Make glibc return the memory of large images, and not keep some for every thread that decodes."""
+MEASURED_ONCE = ("agreement", "agreed")
+"""Keys of a model description that only the first worker measures."""
+
+logger = logging.getLogger(__name__)
+Launch = Callable[[socket.socket], "subprocess.Popen[bytes]"]
+"""Starts a worker process on its end of a socket pair."""
+
+
+class StartError(VitkitError):
+    """The models cannot be served."""
+
+
+def launch_worker(sock: socket.socket) -> subprocess.Popen[bytes]:
+    """Start a worker process on its end of a socket pair.
+
+    It has a process group of its own, so that Ctrl-C reaches only the front end, and it does not get the token.
+    """
+    return subprocess.Popen(
+        [sys.executable, "-P", "-m", "vitkit.server.worker_process", str(sock.fileno())],
+        pass_fds=[sock.fileno()],
+        stdin=subprocess.DEVNULL,
+        stdout=2,
+        env=MALLOC_SETTINGS | {name: value for name, value in os.environ.items() if name != TOKEN_VARIABLE},
+        process_group=0,
+    )
+
+
+class WorkerConnection(asyncio.Protocol):
+    """The front end's side of the socket to one worker."""
+
+    def __init__(self, supervisor: "Supervisor") -> None:
+        self.supervisor, self.decoder = supervisor, FrameDecoder()
+        self.transport: asyncio.WriteTransport | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Keep the transport."""
+        self.transport = cast("asyncio.WriteTransport", transport)
+
+    def data_received(self, data: bytes) -> None:
+        """Pass on complete messages. A worker that sends invalid ones is damaged or under a stranger's control."""
+        try:
+            for header, body in self.decoder.feed(data):
+                self.supervisor.on_message(header, body)
+            if len(self.decoder.buffer) > MAX_MESSAGE_BYTES:
+                raise ValueError(len(self.decoder.buffer))
+        except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError):
+            self.supervisor.kill("sent an invalid message")
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Report that the worker has closed the socket."""
+        self.supervisor.on_disconnect(self)
+
+    def send(self, header: Message, body: Body = b"") -> None:
+        """Send one message."""
+        assert self.transport is not None
+        frame = encode_frame(header, len(body))
+        for part in [frame + body] if len(body) < COPY_BELOW else [frame, body]:
+            self.transport.write(part)
+
+    def abort(self) -> None:
+        """Close the socket at once."""
+        if self.transport is not None:
+            self.transport.abort()
+
+
+class Supervisor:
+    """Keeps one worker process running and knows what its models are."""
+
+    def __init__(
+        self,
+        options: ServerOptions,
+        *,
+        queue: RequestQueue,
+        metrics: Metrics,
+        launch: Launch = launch_worker,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.options, self.models, self.queue, self.metrics = options, options.models, queue, metrics
+        self.launch, self.clock = launch, clock
+        self.descriptions: dict[str, dict[str, Any]] = {}
+        self.process: subprocess.Popen[bytes] | None = None
+        self.connection: WorkerConnection | None = None
+        self.is_loaded = False
+        self.is_stopping = False
+        self.start_error: StartError | None = None
+        self.first_ready = asyncio.Event()
+        self.failed_starts = 0
+        self.max_start_seconds = MAX_START_SECONDS
+        self.started_at = self.last_message_at = 0.0
+        self.running_seconds = {"predicting": 0.0, "attention": 0.0, "decoding": 0.0}
+        """For how long the worker's oldest task of each kind has been running."""
+        self.slowest_seconds = {"predicting": 0.0, "attention": 0.5}
+        """Duration of the slowest recent batch of each kind."""
+        self.batch_seconds = 0.0
+        """Duration of a batch of the slowest model, measured when it was loaded."""
+
+    # State
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the models are loaded and the worker answers."""
+        if not self.models:
+            return True
+        return self.is_loaded and self.clock() - self.last_message_at < NOT_READY_AFTER and not self._is_overdue()
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether new requests are accepted."""
+        return self.is_alive and not self.is_stopping
+
+    def describe(self, name: str | None) -> dict[str, Any]:
+        """Return the description of a model, or of the first one; raise an `HTTPError` if there is none."""
+        if not self.descriptions:
+            if not self.models:
+                raise HTTPError(404, "this server has no models", hint="start it with vitkit serve RUN")
+            hint, headers = "see /v2/health/ready", {"retry-after": "1"}
+            raise HTTPError(503, "the models are being loaded", hint=hint, headers=headers)
+        if name is None:
+            return next(iter(self.descriptions.values()))
+        if name not in self.descriptions:
+            raise HTTPError(404, "no such model", hint=f"available: {', '.join(self.descriptions)}")
+        return self.descriptions[name]
+
+    # Life cycle
+
+    async def run(self) -> None:
+        """Start the worker and supervise it until cancelled."""
+        if not self.models:
+            self.first_ready.set()
+            return
+        await self.start()
+        checked_at = self.clock()
+        while True:
+            await asyncio.sleep(CHECK_INTERVAL)
+            now = self.clock()
+            delay, checked_at = now - checked_at - CHECK_INTERVAL, now
+            if delay > CHECK_INTERVAL:  # this process was suspended, perhaps with the whole machine
+                self.last_message_at = min(now, self.last_message_at + delay)
+            self.metrics.ready.set(self.is_ready)
+            self.queue.expire(worker_is_alive=self.is_alive)
+            await self.check()
+
+    async def start(self) -> None:
+        """Start a worker and tell it what to load."""
+        self.is_loaded, self.started_at = False, self.clock()
+        self.running_seconds = dict.fromkeys(self.running_seconds, 0.0)
+        try:
+            ours, theirs = socket.socketpair()
+            with theirs:
+                for end in (ours, theirs):
+                    for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
+                        end.setsockopt(socket.SOL_SOCKET, option, 1 << 20)
+                try:
+                    self.process = self.launch(theirs)
+                except OSError:
+                    ours.close()
+                    raise
+        except OSError as error:  # clients may have taken all file descriptors
+            self._on_start_error(StartError(f"cannot start a worker: {error}"))
+            return
+        ours.setblocking(False)
+        connection = self.connection = WorkerConnection(self)
+        await asyncio.get_running_loop().create_connection(lambda: connection, sock=ours)
+        connection.send(
+            {
+                "config": to_mapping(self.options.config),
+                "models": [to_mapping(model) for model in self.models],
+                "calibration": None if self.descriptions else self.options.calibration,  # once
+                "log_format": self.options.log_format,
+            }
+        )
+
+    async def check(self) -> None:
+        """Ping the worker; replace one that has died or hangs."""
+        now = self.clock()
+        if self.connection is None:
+            if self.start_error is None and now - self.started_at > 0.1 * 2 ** min(self.failed_starts, 6):
+                self.failed_starts += 1
+                await self.start()
+        elif not self.is_loaded:
+            if now - self.started_at > self.max_start_seconds:
+                self.kill("did not load its models in time")
+        elif now - self.last_message_at > REPLACE_AFTER:
+            self.kill("does not respond")
+        elif self._is_overdue():
+            self.kill(
+                "hangs in a batch" if self.running_seconds["decoding"] <= MAX_DECODE_SECONDS else "hangs in an image"
+            )
+        else:
+            self.connection.send({"ping": now})
+
+    def kill(self, reason: str) -> None:
+        """End a worker that has to be replaced."""
+        logger.warning("the worker %s and is replaced", reason)
+        if self.process is not None:
+            self.process.kill()
+        if self.connection is not None:
+            self.connection.abort()
+
+    def close(self) -> None:
+        """End the worker together with the server."""
+        self.is_stopping = True
+        if self.connection is not None:
+            self.connection.abort()
+        if self.process is not None:
+            self.process.kill()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.process.wait(timeout=5.0)
+
+    def _is_overdue(self) -> bool:
+        limits = {kind: max(2.0, 20 * max(slow, self.batch_seconds)) for kind, slow in self.slowest_seconds.items()}
+        limits["decoding"] = MAX_DECODE_SECONDS
+        return any(self.running_seconds[kind] > limit for kind, limit in limits.items())
+
+    # Events of the worker connection
+
+    def on_message(self, header: Message, body: bytes) -> None:
+        """Process a message of the worker; raise one of several exceptions if it is invalid."""
+        self.last_message_at = self.clock()
+        if "id" in header:
+            self.queue.complete(header["id"], _parse_response(header, body))
+        elif "pong" in header:
+            self.running_seconds = {kind: _parse_seconds(header[kind]) for kind in self.running_seconds}
+        elif "completed" in header:
+            kind = "attention" if header["attention"] else "predicting"
+            images, seconds = int(header["completed"]), _parse_seconds(header["seconds"])
+            self.slowest_seconds[kind] = max(seconds, 0.99 * self.slowest_seconds[kind])
+            self.metrics.record_batch(images, seconds)
+            if not header["attention"]:
+                self.queue.record_completion(images, _parse_seconds(header["service_seconds"]))
+        elif "ready" in header:
+            self._on_ready(header)
+        elif "failed" in header:
+            self._on_start_error(StartError(header["failed"], hint=header["hint"]))
+
+    def on_disconnect(self, connection: WorkerConnection) -> None:
+        """Take back the requests of a worker that has gone."""
+        if connection is not self.connection:
+            return
+        self.connection, was_loaded, self.is_loaded = None, self.is_loaded, False
+        self.queue.detach_worker()
+        if self.process is not None:
+            self.process.kill()
+            # A process with much memory takes a while to exit; clients need not wait for it. Without a thread to wait
+            # in, the next subprocess call collects it.
+            with contextlib.suppress(RuntimeError):
+                asyncio.get_running_loop().run_in_executor(None, self.process.wait)
+        self.metrics.ready.set(0)
+        if self.is_stopping or self.start_error is not None:
+            return
+        self.metrics.restarts.inc()
+        logger.warning("the worker died; starting another one")
+        if not was_loaded:
+            self._on_start_error(StartError("the worker died while loading", hint="is there enough memory?"))
+
+    def _on_ready(self, header: Message) -> None:
+        descriptions = header["ready"]
+        if [description["name"] for description in descriptions] != [model.name for model in self.models]:
+            raise ValueError(descriptions)
+        self.batch_seconds = _parse_seconds(header["batch_seconds"])
+        min_in_flight, max_in_flight = (max(1, int(header[key])) for key in ("min_in_flight", "max_in_flight"))
+        seconds_per_image = _parse_seconds(header["seconds_per_image"])
+        self.is_loaded, self.failed_starts = True, 0
+        seconds = self.clock() - self.started_at
+        previous = self.max_start_seconds if self.first_ready.is_set() else 30.0
+        self.max_start_seconds = max(previous, 5 * seconds)
+        if not self.first_ready.is_set():
+            _log_descriptions(descriptions)
+        measured = self.descriptions
+        self.descriptions = {
+            new["name"]: {key: value for key, value in new.items() if key != "remark"}
+            | {key: measured[new["name"]][key] for key in MEASURED_ONCE if measured}
+            for new in descriptions
+        }
+        logger.info("ready after %.1f s", seconds)
+        assert self.connection is not None
+        self.metrics.ready.set(self.is_ready)
+        self.first_ready.set()
+        self.queue.attach_worker(
+            self.connection.send,
+            min_in_flight=min_in_flight,
+            max_in_flight=max_in_flight,
+            seconds_per_image=seconds_per_image,
+        )
+
+    def _on_start_error(self, error: StartError) -> None:
+        """Stop the server if the first worker cannot start; otherwise try again."""
+        if self.first_ready.is_set():
+            logger.error("the worker cannot load its models: %s", error)
+            return
+        self.start_error = error
+        self.first_ready.set()
+
+
+def _log_descriptions(descriptions: list[dict[str, Any]]) -> None:
+    for each in descriptions:
+        facts = f"{each['model']}, {each['classes']:,} classes, {each['precision']}, {each['engine']}"
+        logger.info("%s: %s", each["name"], facts)
+        for remark in filter(None, (each["remark"], each["agreed"])):
+            logger.info("  %s", remark)
+
+
+def _parse_response(header: Message, body: bytes) -> WorkerResponse:
+    status, headers = int(header["status"]), {str(name): str(value) for name, value in header["headers"].items()}
+    if not 200 <= status <= 599 or UNSAFE_HEADER.search("".join([*headers, *headers.values()])):
+        raise ValueError(status)
+    return WorkerResponse(status, headers, body)
+
+
+def _parse_seconds(value: Any) -> float:
+    if not abs(value) < MAX_SECONDS:  # also raises for NaN and for values that are not numbers
+        raise ValueError(value)
+    return float(value)

@@ -1,0 +1,1 @@
+"""Training: configuration, loop, checkpoints, distributed runs, sweeps and suites; read `run` first."""

@@ -1,0 +1,47 @@
+"""Callbacks that observe a run."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepMetrics:
+    """Numbers of one training step.
+
+    `metrics` are the objective's, by name; `data_wait` is the fraction of the step spent waiting for images.
+    """
+
+    step: int
+    total_steps: int
+    epoch: float
+    loss: float
+    lr: float
+    images_per_second: float
+    data_wait: float
+    seconds_left: float
+    metrics: dict[str, float] = field(default_factory=dict)
+
+
+class Callback:
+    """Observer of a run; every method does nothing unless overridden."""
+
+    def on_message(self, text: str) -> None:
+        """Receive a line of information."""
+
+    def on_warning(self, text: str) -> None:
+        """Receive a warning; the run continues."""
+
+    def on_task(self, description: str, total: int) -> None:
+        """Note the start of a task of known length, such as checking files."""
+
+    def on_progress(self, count: int) -> None:
+        """Note that `count` more items of the current task are done."""
+
+    def on_step(self, metrics: StepMetrics) -> None:
+        """Receive the metrics of a training step."""
+
+    def on_evaluate(self, step: int, metrics: dict[str, float]) -> None:
+        """Receive the metrics of an evaluation."""
+
+    def on_save(self, step: int, path: Path) -> None:
+        """Note that a checkpoint was written."""

@@ -1,0 +1,252 @@
+"""Configuration of a run: model, data, objective, optimizer, schedule and machine."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from vitkit.core.errors import ConfigError, check_fraction, check_not_negative, check_positive
+from vitkit.core.sizes import Size
+from vitkit.data.config import AugmentConfig, FractalConfig
+from vitkit.objectives.config import ObjectiveConfig as ObjectiveConfig  # noqa: PLC0414  a section of RunConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelChoice:
+    """The model: a name with changes, or initial weights.
+
+    Args:
+        name: Name of the model; None if `init` decides it.
+        settings: `section.key=value` overrides of the model's configuration.
+        init: Run, artifact, weight file or hub name of the initial weights.
+        new_head: Replace the head by a zero one even if the number of classes is the same.
+        shrink: Fraction of the initial weights to keep; the rest is drawn anew (Ash and Adams, 2020). A small fraction
+            is the better start if the weights were learned on something far from the task.
+    """
+
+    name: str | None = None
+    image_size: Size | None = None
+    patch_size: Size | None = None
+    settings: tuple[str, ...] = ()
+    init: str | None = None
+    new_head: bool = False
+    shrink: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not 0.0 < self.shrink <= 1.0:
+            raise ConfigError("model.shrink is not a fraction", expected="0 < fraction ≤ 1", got=self.shrink)
+        if self.name is not None and self.init is not None:
+            raise ConfigError(
+                "model.name and model.init are both set",
+                got=f"model.name={self.name} and model.init={self.init}",
+                hint="the initial weights decide the model: set model.name=none",
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataConfig:
+    """The dataset and how its images are read.
+
+    Args:
+        layout: Name of the dataset's layout; None detects it.
+        val_fraction: Fraction of each class to hold out for validation if the dataset has no validation split.
+        train_on: "all" trains on the validation images too, as the final run of Table 4's protocol does.
+        label_fraction: Fraction of each class's training images to use, chosen by the run's seed. Objectives without
+            labels use all images.
+        preprocessing: Name of an origin; None uses the preprocessing of the initial weights, else squashes the image.
+        max_bad_fraction: Fraction of unreadable images above which the run fails.
+        workers: Processes that load images; None uses the available cores.
+    """
+
+    path: str = "digits"
+    layout: str | None = None
+    val_fraction: float = 0.1
+    train_on: Literal["train", "all"] = "train"
+    label_fraction: float = 1.0
+    channels: int = 3
+    preprocessing: str | None = None
+    verify: bool = True
+    max_bad_fraction: float = 0.2
+    workers: int | None = None
+    fractals: FractalConfig = FractalConfig()
+
+    def __post_init__(self) -> None:
+        check_fraction("data.val_fraction", self.val_fraction)
+        check_fraction("data.max_bad_fraction", self.max_bad_fraction)
+        check_positive("data.channels", self.channels)
+        if not 0.0 < self.label_fraction <= 1.0:
+            raise ConfigError(
+                "data.label_fraction is not a fraction", expected="0 < fraction ≤ 1", got=self.label_fraction
+            )
+        check_not_negative("data.workers", self.workers or 0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScheduleConfig:
+    """Length, batch size and learning-rate schedule: linear warm-up over `warmup_steps`, then decay to `end_lr`."""
+
+    batch_size: int = 128
+    accumulate: int = 1
+    epochs: float | None = 10.0
+    steps: int | None = None
+    lr: float = 1e-3
+    warmup_steps: int = 0
+    decay: Literal["cosine", "linear", "constant"] = "cosine"
+    end_lr: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in ("batch_size", "accumulate", "lr"):
+            check_positive(f"schedule.{name}", getattr(self, name))
+        for name in ("lr", "end_lr"):
+            if not 0 <= getattr(self, name) < float("inf"):
+                raise ConfigError(f"schedule.{name} is not a rate", expected="0 ≤ rate", got=getattr(self, name))
+        if (self.epochs is None) == (self.steps is None):
+            raise ConfigError(
+                "set either schedule.epochs or schedule.steps",
+                got=f"epochs {self.epochs}, steps {self.steps}",
+                hint="set the other to none",
+            )
+        length = self.steps if self.epochs is None else self.epochs
+        check_positive("schedule.steps" if self.epochs is None else "schedule.epochs", length or 0)
+        check_not_negative("schedule.warmup_steps", self.warmup_steps)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimizerConfig:
+    """Optimizer and trainable parameters.
+
+    Args:
+        weight_decay: Decoupled weight decay, of kernels only.
+        adam_lr_scale: Learning rate of the parameters that Muon leaves to AdamW, relative to the schedule.
+        clip: Limit of the global gradient norm.
+        layer_decay: Factor by which the learning rate shrinks with each layer below the head.
+        ema_decay: Decay of the exponential moving average of the weights, which is then evaluated and saved.
+        trainable: All parameters, the head, or the head and low-rank updates of queries and values.
+        max_skipped: Number of successive updates with a non-finite loss or gradient after which the run fails.
+    """
+
+    name: Literal["adam", "sgd", "muon"] = "adam"
+    beta1: float = 0.9
+    beta2: float = 0.999
+    momentum: float = 0.9
+    weight_decay: float = 0.0
+    adam_lr_scale: float = 0.1
+    clip: float | None = 1.0
+    layer_decay: float = 1.0
+    ema_decay: float | None = None
+    trainable: Literal["all", "head", "lora"] = "all"
+    lora_rank: int = 8
+    max_skipped: int = 10
+
+    def __post_init__(self) -> None:
+        for name in ("beta1", "beta2", "momentum"):
+            check_fraction(f"optimizer.{name}", getattr(self, name))
+        if self.ema_decay is not None:
+            check_fraction("optimizer.ema_decay", self.ema_decay)
+        if self.clip is not None:
+            check_positive("optimizer.clip", self.clip)
+        if not 0.0 < self.layer_decay <= 1.0:
+            raise ConfigError("optimizer.layer_decay is not a factor", expected="0 < factor ≤ 1", got=self.layer_decay)
+        check_not_negative("optimizer.weight_decay", self.weight_decay)
+        check_positive("optimizer.adam_lr_scale", self.adam_lr_scale)
+        check_positive("optimizer.lora_rank", self.lora_rank)
+        check_positive("optimizer.max_skipped", self.max_skipped)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParallelConfig:
+    """Use of the machine, which changes results by rounding at most.
+
+    Args:
+        mode: "auto" is DDP under torchrun and a single process otherwise.
+        timeout: Seconds after which a rank stops waiting for the others.
+        threads: Threads of each process; None is PyTorch's default.
+    """
+
+    mode: Literal["auto", "ddp", "fsdp2"] = "auto"
+    device: str = "auto"
+    precision: Literal["fp32", "bf16"] = "fp32"
+    compile: bool = False
+    activation_checkpointing: bool = False
+    timeout: float = 600.0
+    threads: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluationConfig:
+    """Steps between evaluations; None is once an epoch, and at most 20 times a run."""
+
+    every: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.every is not None:
+            check_positive("evaluation.every", self.every)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointConfig:
+    """Steps and minutes between checkpoints, and how many to keep: the `last` few, and the `best`.
+
+    `save_every` None saves after every evaluation.
+    """
+
+    save_every: int | None = None
+    save_minutes: float = 5.0
+    last: int = 2
+    best: bool = True
+
+    def __post_init__(self) -> None:
+        for name in ("save_minutes", "last"):
+            check_positive(f"checkpoint.{name}", getattr(self, name))
+        if self.save_every is not None:
+            check_positive("checkpoint.save_every", self.save_every)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoggingConfig:
+    """Steps between log records, and whether to write TensorBoard files too."""
+
+    log_every: int = 10
+    tensorboard: bool = False
+
+    def __post_init__(self) -> None:
+        check_positive("logging.log_every", self.log_every)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReportConfig:
+    """Finished runs that the report compares with this one."""
+
+    compare_with: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig:
+    """A complete run. Every random number in it is a function of `seed`."""
+
+    seed: int = 0
+    model: ModelChoice = ModelChoice()
+    data: DataConfig = DataConfig()
+    augment: AugmentConfig = AugmentConfig()
+    objective: ObjectiveConfig = ObjectiveConfig()
+    optimizer: OptimizerConfig = OptimizerConfig()
+    schedule: ScheduleConfig = ScheduleConfig()
+    parallel: ParallelConfig = ParallelConfig()
+    evaluation: EvaluationConfig = EvaluationConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    logging: LoggingConfig = LoggingConfig()
+    report: ReportConfig = ReportConfig()
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.seed < 2**63:
+            raise ConfigError("seed is out of range", expected="0 ≤ seed < 2^63", got=self.seed)
+        if not self.objective.needs_labels and (self.augment.mixup or self.augment.cutmix):
+            raise ConfigError(
+                f"mixup and cutmix mix labels, which objective.name={self.objective.name} does not use",
+                expected="augment.mixup=0 and augment.cutmix=0",
+                got=f"{self.augment.mixup} and {self.augment.cutmix}",
+            )
+        if not self.objective.needs_labels and self.optimizer.trainable != "all":
+            raise ConfigError(
+                f"objective.name={self.objective.name} has no head to train alone",
+                expected="optimizer.trainable=all",
+                got=self.optimizer.trainable,
+            )

@@ -1,0 +1,158 @@
+"""Datasets of a run: readable images, divided into training, validation and test splits."""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from vitkit.core.errors import DataError
+from vitkit.core.files import write_text
+from vitkit.data.dataset import ConcatSource, Dataset, ImageSource, fingerprint_source, hold_out, subsample
+from vitkit.data.layouts.registry import open_dataset
+from vitkit.data.verify import (
+    BadFile,
+    check_bad_fraction,
+    exclude_files,
+    find_bad_files,
+    read_bad_files,
+    write_bad_files,
+)
+from vitkit.training.config import DataConfig
+from vitkit.training.distributed import run_on_main
+from vitkit.training.run_dir import RunContext, RunDir
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunData:
+    """Splits of a run's dataset; `bad` is the number of excluded files."""
+
+    path: str
+    layout: str
+    classes: tuple[str, ...]
+    train: ImageSource
+    val: ImageSource | None
+    test: ImageSource | None
+    bad: int
+
+    @property
+    def splits(self) -> dict[str, ImageSource]:
+        """The splits that exist, by name."""
+        splits = {"train": self.train, "val": self.val, "test": self.test}
+        return {name: source for name, source in splits.items() if source is not None}
+
+    @property
+    def evaluation_split(self) -> tuple[str, ImageSource] | None:
+        """The split for the evaluation of the final model: test, or else validation."""
+        return next(((name, self.splits[name]) for name in ("test", "val") if name in self.splits), None)
+
+    def describe(self) -> str:
+        """Describe the dataset in one line."""
+        counts = ", ".join(f"{len(source):,} {name}" for name, source in self.splits.items())
+        classes = f"{len(self.classes)} classes" if self.classes else "no labels"
+        return f"{self.layout}: {classes}, images: {counts}"
+
+
+def open_run_data(context: RunContext) -> RunData:
+    """Open the dataset, exclude unreadable images, and hold out validation images if it has none."""
+    config, run_dir = context.config, context.run_dir
+    data, needs_labels = config.data, config.objective.needs_labels
+    dataset = open_dataset(data.path, layout=data.layout, fractals=data.fractals)
+    if needs_labels and not dataset.classes:
+        raise DataError(
+            f"{data.path}: the images have no labels ({dataset.layout})",
+            hint="put the images of each class in a directory of their own, or list file_name,label in a CSV file; "
+            "or train without labels: vitkit train mae-folder data=…",
+        )
+    if data.verify:
+        run_on_main(context.ranks, lambda heartbeat: verify_images(dataset, context, heartbeat=heartbeat))
+    run_data = split_dataset(data, dataset, read_bad_files(run_dir.bad_files) if data.verify else [])
+    if needs_labels and data.label_fraction < 1.0:
+        train = subsample(run_data.train, fraction=data.label_fraction, salt=f"labels {config.seed} ")
+        run_data = replace(run_data, train=train)
+    run_on_main(context.ranks, lambda _: check_unchanged(run_dir.data, run_data))
+    context.callback.on_message(run_data.describe())
+    return run_data
+
+
+def verify_images(dataset: Dataset, context: RunContext, *, heartbeat: Callable[[], None]) -> None:
+    """Write the list of unreadable images, once per run; too many of them are an error."""
+    config, callback, file = context.config.data, context.callback, context.run_dir.bad_files
+    if file.exists():
+        return
+    sources = [source for source in dataset.splits.values() if not source.always_readable]
+    total = sum(map(len, sources))
+    if total:
+        callback.on_task("checking images", total)
+
+    def on_progress(images: int) -> None:
+        callback.on_progress(images)
+        context.stop.raise_if_requested()
+        heartbeat()
+
+    bad: list[BadFile] = []
+    for source in sources:
+        bad += find_bad_files(source, channels=config.channels, workers=context.workers, progress=on_progress)
+    check_bad_fraction(bad, total=total, max_fraction=config.max_bad_fraction)
+    write_bad_files(file, bad)
+    if bad:
+        callback.on_warning(f"{len(bad)} of {total} images are unreadable and excluded; see {file.name}")
+
+
+def split_dataset(config: DataConfig, dataset: Dataset, bad: list[BadFile]) -> RunData:
+    """Exclude bad files and return the splits of a run, holding out validation images if the dataset has none."""
+    splits = {name: exclude_files(source, bad) for name, source in dataset.splits.items()}
+    train, val, test = splits.get("train", splits.get("all")), splits.get("val"), splits.get("test")
+    if train is None:
+        raise DataError(
+            f"{config.path}: there is no training split",
+            expected="a split called train, or no splits",
+            got=", ".join(splits),
+        )
+    if config.train_on == "all":
+        train, val = (train if val is None else ConcatSource([train, val])), None
+    elif val is None and config.val_fraction:
+        train, held_out = hold_out(train, fraction=config.val_fraction)
+        val = held_out if len(held_out) else None
+    if len(train) == 0:
+        raise DataError(f"{config.path}: no training images are left")
+    return RunData(
+        path=dataset.path, layout=dataset.layout, classes=dataset.classes, train=train, val=val, test=test, bad=len(bad)
+    )
+
+
+def apply_run_splits(run_dir: RunDir, dataset: Dataset) -> Dataset:
+    """Divide a dataset as a run did if the run was trained on it, so that a model is evaluated on held-out images."""
+    if not run_dir.config.exists():
+        return dataset
+    config = run_dir.read_config().data
+    if Path(config.path).resolve() != Path(dataset.path).resolve():
+        return dataset
+    if config.layout == "val-as-test" and "test" not in dataset.splits:
+        dataset = open_dataset(dataset.path, layout=config.layout)
+    bad = read_bad_files(run_dir.bad_files) if run_dir.bad_files.exists() else []
+    return Dataset(dataset.path, split_dataset(config, dataset, bad).splits)
+
+
+def check_unchanged(path: Path, data: RunData) -> None:
+    """Record sizes and fingerprints of the splits; if they are recorded already, they must be the same."""
+    now = {
+        "layout": data.layout,
+        "classes": len(data.classes),
+        "images": {name: len(source) for name, source in data.splits.items()},
+        "fingerprints": {name: fingerprint_source(source) for name, source in data.splits.items()},
+    }
+    if not path.exists():
+        write_text(path, json.dumps(now, indent=2) + "\n")
+        return
+    try:
+        before = dict(json.loads(path.read_bytes()))
+    except (ValueError, TypeError) as error:
+        raise DataError(f"{path}: damaged", hint="delete the file and run again") from error
+    if before != now:
+        changed = next((key for key in ("layout", "classes", "images") if before.get(key) != now[key]), None)
+        raise DataError(
+            "the images have changed since the run began",
+            expected=f"{changed} {before.get(changed)}" if changed else "the same names, labels and classes",
+            got=f"{now[changed]}" if changed else "the same number, but others",
+            hint="restore them, or start a new run with another --out",
+        )

@@ -1,0 +1,325 @@
+"""End of a run: save and evaluate the model, measure the compute, and write the report and the summary."""
+
+import platform
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
+from pathlib import Path
+from statistics import mean, median
+
+import torch
+from PIL import Image
+
+from vitkit.core import metrics_log
+from vitkit.core.config import to_toml
+from vitkit.core.files import write_text
+from vitkit.core.formatting import format_clock
+from vitkit.core.metrics_log import MetricsRecord
+from vitkit.core.shapes import Tensor
+from vitkit.data.dataset import ImageSource
+from vitkit.data.decode import decode
+from vitkit.evaluation.evaluation import EvaluationResult, evaluate_bundle
+from vitkit.objectives.config import get_builder
+from vitkit.report.charts import Panel, Series
+from vitkit.report.html import thumbnail
+from vitkit.report.run import ComparisonRow, MistakeExample, ReportData, RunReport, render_run_report
+from vitkit.training.config import RunConfig
+from vitkit.training.data import RunData
+from vitkit.training.run_dir import RunContext, RunDir
+from vitkit.weights import artifact as artifact_io
+from vitkit.weights.artifact import write_json
+from vitkit.weights.bundle import ModelBundle
+from vitkit.weights.pretraining import PretrainingWrapper, write_pretraining
+from vitkit.zoo.cost import EXA, TRAINING_FACTOR
+
+NUM_MISTAKES = 24
+"""Number of misclassified images in the report."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ComputeStats:
+    """Compute of a run. FLOPs are 2 × multiply-adds; `utilization` is the fraction of the measured peak.
+
+    `seconds` is the time of the training steps, without evaluation, saving and pauses.
+    """
+
+    parameters: int
+    images_seen: int
+    flops_per_image: int
+    exaflops: float
+    seconds: float | None
+    images_per_second: float | None
+    data_wait: float | None
+    flops_per_second: float | None
+    peak_flops_per_second: float
+    utilization: float | None
+    device: str
+    ranks: int
+    threads: int
+
+
+@dataclass(frozen=True)
+class SplitEvaluation:
+    """Evaluation of the final model on a split."""
+
+    split: str
+    source: ImageSource
+    result: EvaluationResult
+
+
+def finalize_run(
+    context: RunContext,
+    bundle: ModelBundle,
+    data: RunData,
+    *,
+    wrapper: Mapping[str, Tensor],
+    heartbeat: Callable[[], None],
+) -> dict[str, object]:
+    """Save the model, evaluate it, and write the report and the summary; the summary last, as it marks the end.
+
+    `wrapper` holds the weights of the pre-training wrapper of a self-supervised run, which is not evaluated.
+    """
+    config, run_dir, ranks, callback = context.config, context.run_dir, context.ranks, context.callback
+    builder = get_builder(config.objective)
+    artifact_io.write_artifact(run_dir.path, bundle)
+    if (settings := builder.pretraining_config()) is not None:
+        write_pretraining(run_dir.path, PretrainingWrapper(settings=settings, state=dict(wrapper)))
+    evaluation = None
+    if config.objective.needs_labels and data.evaluation_split is not None:
+        split, source = data.evaluation_split
+        callback.on_task("evaluating the model", len(source))
+
+        def on_progress(images: int) -> None:
+            callback.on_progress(images)
+            heartbeat()
+
+        result = evaluate_bundle(bundle, source, workers=context.workers, device=ranks.device, progress=on_progress)
+        evaluation = SplitEvaluation(split, source, result)
+    metrics = metrics_log.read_metrics(run_dir.metrics)
+    compute = measure_compute(
+        parameters=sum(tensor.numel() for tensor in bundle.state.values()),
+        images_seen=max((int(str(record["step"])) for record in metrics), default=0) * config.schedule.batch_size,
+        forward_flops=builder.forward_flops(bundle.config),
+        speed=metrics_log.read_metrics(run_dir.speed),
+        device=ranks.device,
+        ranks=ranks.world_size,
+    )
+    for other in config.report.compare_with:
+        if RunDir(Path(other)).read_summary() is None:
+            callback.on_warning(f"report.compare_with: {other} is not a finished run")
+    report = render_report(config, bundle, data, run_dir=run_dir, evaluation=evaluation, compute=compute)
+    write_text(run_dir.report, report)
+    summary: dict[str, object] = {
+        "model": bundle.name,
+        "objective": config.objective.name,
+        "classes": len(bundle.labels),
+        "images": {"train": len(data.train)} | ({evaluation.split: len(evaluation.source)} if evaluation else {}),
+        "bad_files": data.bad,
+        "evaluated_on": evaluation.split if evaluation else None,
+        "result": evaluation.result.to_dict() if evaluation else None,
+        "validation": last_evaluation(metrics),
+        "compute": asdict(compute),
+    }
+    write_json(run_dir.summary, summary)
+    return summary
+
+
+def render_report(
+    config: RunConfig,
+    bundle: ModelBundle,
+    data: RunData,
+    *,
+    run_dir: RunDir,
+    evaluation: SplitEvaluation | None,
+    compute: ComputeStats,
+) -> str:
+    """Render the HTML report."""
+    metrics, needs_labels = metrics_log.read_metrics(run_dir.metrics), config.objective.needs_labels
+    speed = chart_series(metrics_log.read_metrics(run_dir.speed), {"all": "images_per_second"})
+    return render_run_report(
+        RunReport(
+            title=run_dir.path.resolve().name,
+            model=bundle.name,
+            parameters=compute.parameters,
+            data=ReportData(
+                layout=data.layout,
+                source=Path(data.path).name or data.path,
+                classes=data.classes,
+                counts={name: len(source) for name, source in data.splits.items()},
+            ),
+            config=to_toml(config),
+            curves=chart_panels(metrics, needs_labels=needs_labels),
+            evaluations={evaluation.split: evaluation.result} if evaluation else {},
+            not_evaluated=explain_missing_result(config, data, last_evaluation(metrics)),
+            reconstructions=run_dir.reconstructions.read_bytes() if run_dir.reconstructions.exists() else None,
+            mistakes=mistake_images(evaluation, channels=config.data.channels) if evaluation else (),
+            comparison=comparison_rows(config, run_dir, evaluation.result) if evaluation else (),
+            compute=compute_rows(compute),
+            speed=(Panel(title="Images per second", series=speed),),
+            environment=environment_rows(),
+            bad_files=data.bad,
+            next_steps=next_steps(run_dir, needs_labels=needs_labels),
+        )
+    )
+
+
+def last_evaluation(metrics: list[MetricsRecord]) -> dict[str, object] | None:
+    """Return the metrics of the last evaluation in the log."""
+    last = next((record for record in reversed(metrics) if "val_loss" in record), None)
+    return None if last is None else {key: value for key, value in last.items() if key.startswith("val_")}
+
+
+def explain_missing_result(config: RunConfig, data: RunData, validation: Mapping[str, object] | None) -> str:
+    """Return the text that the report shows if the model was not evaluated."""
+    if config.objective.needs_labels:
+        return "There were no images to validate or test on: accuracy was not measured."
+    text = "The model was trained without labels and returns features: fine-tune it to classify images."
+    if validation is None or data.val is None:
+        return text
+    return f"{text} Its loss on {len(data.val):,} validation images is {float(str(validation['val_loss'])):.3f}."
+
+
+def comparison_rows(config: RunConfig, run_dir: RunDir, result: EvaluationResult) -> tuple[ComparisonRow, ...]:
+    """Return this run and those of report.compare_with as rows of a table."""
+    if not config.report.compare_with:
+        return ()
+    rows = []
+    for other in map(Path, config.report.compare_with):
+        other_result = (RunDir(other).read_summary() or {}).get("result")
+        if isinstance(other_result, Mapping):
+            low, high = other_result["intervals"]["top1"]
+            rows.append(ComparisonRow(label=other.resolve().name, top1=other_result["top1"], interval=(low, high)))
+    name = run_dir.path.resolve().name
+    return (*rows, ComparisonRow(label=f"{name} (this run)", top1=result.top1, interval=result.intervals["top1"]))
+
+
+def chart_series(records: list[MetricsRecord], keys: Mapping[str, str]) -> tuple[Series, ...]:
+    """Return one line per key of a log that has values, by the name it has in the chart."""
+    lines = []
+    for name, key in keys.items():
+        points = [(record["step"], record[key]) for record in records if key in record]
+        if points:
+            steps, values = zip(*points, strict=True)
+            lines.append(Series(name=name, steps=steps, values=values))
+    return tuple(lines)
+
+
+def chart_panels(metrics: list[MetricsRecord], *, needs_labels: bool = True) -> tuple[Panel, ...]:
+    """Return the charts of a run; without labels there is an accuracy only if patches have classes."""
+    title, key = ("Accuracy", "top1") if needs_labels else ("Patch accuracy", "patch_accuracy")
+    accuracy = chart_series(metrics, {"train": key, "val": f"val_{key}"})
+    norm = chart_series(metrics, {"norm": "gradient_norm"})
+    return (
+        Panel(title="Loss", series=chart_series(metrics, {"train": "loss", "val": "val_loss"}), smooth=True),
+        *([Panel(title=title, series=accuracy, percent=True, smooth=True)] if needs_labels or accuracy else []),
+        Panel(title="Learning rate", series=chart_series(metrics, {"rate": "lr"})),
+        Panel(title="Gradient norm", series=norm, scale="log", smooth=True),
+    )
+
+
+def mistake_images(evaluation: SplitEvaluation, *, channels: int) -> tuple[MistakeExample, ...]:
+    """Return the wrong predictions with the highest confidence, with thumbnails."""
+    result, mistakes = evaluation.result, []
+    for mistake in result.mistakes(NUM_MISTAKES):
+        picture = decode(evaluation.source.read(mistake.index), channels=channels)
+        mistakes.append(
+            MistakeExample(
+                picture=thumbnail(picture) if isinstance(picture, Image.Image) else None,
+                file=evaluation.source.name(mistake.index),
+                target=result.labels[mistake.target],
+                predicted=result.labels[mistake.predicted],
+                probability=mistake.probability,
+                target_probability=mistake.target_probability,
+            )
+        )
+    return tuple(mistakes)
+
+
+def compute_rows(compute: ComputeStats) -> tuple[tuple[str, str], ...]:
+    """Return the compute statistics as rows of a table."""
+    rows = [
+        ("Training FLOPs per image", f"{compute.flops_per_image / 1e9:.3g} GFLOPs"),
+        ("Images seen", f"{compute.images_seen:,}"),
+        ("Total FLOPs", f"{compute.exaflops:.3g} exaFLOPs"),
+    ]
+    if compute.seconds and compute.images_per_second and compute.flops_per_second and compute.utilization is not None:
+        rows += [
+            ("Training time", format_clock(compute.seconds)),
+            ("Images per second", f"{compute.images_per_second:,.0f}"),
+            ("FLOPs per second", f"{compute.flops_per_second / 1e9:,.0f} GFLOP/s"),
+            ("Utilization", f"{compute.utilization:.0%} of the peak"),
+            ("Peak, float32 matrix products", f"{compute.peak_flops_per_second / 1e9:,.0f} GFLOP/s measured"),
+        ]
+    if compute.data_wait is not None:
+        rows.append(("Time spent waiting for images", f"{compute.data_wait:.1%}"))
+    rows.append(("Machine", f"{compute.ranks} × {compute.device}, {compute.threads} threads each"))
+    return tuple(rows)
+
+
+def environment_rows() -> tuple[tuple[str, str], ...]:
+    """Return versions and platform as rows of a table."""
+    return (
+        ("vitkit", version("vitkit")),
+        ("torch", torch.__version__),
+        ("Python", platform.python_version()),
+        ("System", f"{platform.system()} {platform.machine()}"),
+    )
+
+
+def next_steps(run_dir: RunDir, *, needs_labels: bool) -> tuple[tuple[str, str], ...]:
+    """Return commands that use the model."""
+    run = run_dir.path.name
+    if not needs_labels:
+        return (
+            ("Fine-tune it on labeled images", f"vitkit finetune {run} LABELED-FOLDER --out NEW"),
+            ("Evaluate its features", f"vitkit fewshot {run} LABELED-FOLDER"),
+        )
+    return (
+        ("Evaluate it on other images", f"vitkit eval {run} OTHER-FOLDER"),
+        ("Fine-tune it on other classes", f"vitkit finetune {run} OTHER-FOLDER --out NEW"),
+    )
+
+
+def measure_compute(
+    *,
+    parameters: int,
+    images_seen: int,
+    forward_flops: int,
+    speed: Sequence[MetricsRecord],
+    device: torch.device,
+    ranks: int,
+) -> ComputeStats:
+    """Summarize the compute of a run from its speed log and the FLOPs of a forward pass of one image."""
+    flops = TRAINING_FACTOR * forward_flops
+    rates = [value for record in speed if isinstance(value := record.get("images_per_second"), float)]
+    waits = [value for record in speed if isinstance(value := record.get("data_wait"), float)]
+    rate = median(rates) if rates else None
+    peak = measure_peak_flops(device) * ranks
+    return ComputeStats(
+        parameters=parameters,
+        images_seen=images_seen,
+        flops_per_image=flops,
+        exaflops=flops * images_seen / EXA,
+        seconds=images_seen * mean(1 / rate for rate in rates) if rates else None,
+        images_per_second=rate,
+        data_wait=mean(waits) if waits else None,
+        flops_per_second=rate * flops if rate else None,
+        peak_flops_per_second=peak,
+        utilization=rate * flops / peak if rate else None,
+        device=str(device),
+        ranks=ranks,
+        threads=torch.get_num_threads(),
+    )
+
+
+@torch.no_grad()
+def measure_peak_flops(device: torch.device, *, side: int = 1024, repeats: int = 5) -> float:
+    """Measure the peak rate of float32 matrix multiplication."""
+    left, right = (torch.ones(side, side, device=device) for _ in range(2))
+    best = float("inf")
+    for _ in range(repeats):
+        start = time.perf_counter()
+        (left @ right)[0, 0].item()
+        best = min(best, time.perf_counter() - start)
+    return 2 * side**3 / best

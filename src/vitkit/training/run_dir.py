@@ -1,0 +1,293 @@
+"""Run directory and logs: files of one run, new, interrupted or finished.
+
+config.toml            format version and resolved configuration
+data.json              sizes and fingerprints of the splits
+bad_files.csv          unreadable images and the reasons
+metrics.jsonl          log that every repetition of the run reproduces
+speed.jsonl            log of the speed, which depends on the machine
+checkpoints/           states to resume from
+model.safetensors …    the artifact
+report.html            the report
+reconstructions.png    predictions of a self-supervised run at the last evaluation
+summary.json           the result; a run that has one is finished
+"""
+
+import errno
+import json
+import math
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from vitkit.core import metrics_log
+from vitkit.core.config import load_toml, to_mapping, to_toml
+from vitkit.core.errors import ConfigError, MissingDependencyError, TrainingError
+from vitkit.core.files import remove_temporary_files, write_text
+from vitkit.core.metrics_log import MetricsLog, MetricsRecord
+from vitkit.core.signals import StopFlag
+from vitkit.training.callbacks import Callback
+from vitkit.training.config import (
+    CheckpointConfig,
+    DataConfig,
+    LoggingConfig,
+    OptimizerConfig,
+    ParallelConfig,
+    ReportConfig,
+    RunConfig,
+)
+from vitkit.training.distributed import Ranks, run_on_main
+
+FORMAT_VERSION = 2
+"""Version of the files in a run directory, in the first line of config.toml."""
+VERSION_LINE = "# vitkit run directory, format version "
+
+
+class RunDir:
+    """Paths of a run's files."""
+
+    def __init__(self, path: Path | str) -> None:
+        self.path = Path(path)
+        self.config = self.path / "config.toml"
+        self.data = self.path / "data.json"
+        self.bad_files = self.path / "bad_files.csv"
+        self.metrics = self.path / "metrics.jsonl"
+        self.speed = self.path / "speed.jsonl"
+        self.checkpoints = self.path / "checkpoints"
+        self.summary = self.path / "summary.json"
+        self.report = self.path / "report.html"
+        self.reconstructions = self.path / "reconstructions.png"
+
+    def read_config(self) -> RunConfig:
+        """Return the configuration; a directory of another format version is an error."""
+        self._check_version()
+        return load_toml(self.config, RunConfig, recipes={})
+
+    def read_summary(self) -> dict[str, object] | None:
+        """Return the summary of a finished run; None if it is not finished."""
+        try:
+            summary: dict[str, object] = json.loads(self.summary.read_bytes())
+        except FileNotFoundError:
+            return None
+        except ValueError as error:
+            raise TrainingError(f"{self.summary}: damaged", hint="delete the file and run again") from error
+        self._check_version()
+        return summary
+
+    def claim(self, config: RunConfig) -> None:
+        """Create the directory for this run, or check that it holds the same run; any other content is an error."""
+        hint = "choose another directory with --out"
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+        except FileExistsError as error:
+            raise TrainingError(f"{self.path} is a file", expected="a directory", hint=hint) from error
+        except OSError as error:
+            raise TrainingError(f"{self.path}: {error.strerror}", hint=hint) from error
+        if not os.access(self.path, os.W_OK | os.X_OK):
+            raise TrainingError(f"{self.path}: the directory is not writable", hint=hint)
+        if self.config.exists():
+            self._check_same_run(config)
+            remove_temporary_files(self.path)
+            return
+        others = sorted(
+            entry.name for entry in self.path.iterdir() if not entry.name.startswith(".") and entry.name != "sweep"
+        )
+        if others:
+            raise TrainingError(
+                f"{self.path} holds other files: {', '.join(others[:3])}{' …' if len(others) > 3 else ''}",
+                expected="a new or empty directory, or that of an earlier run",
+                hint=hint,
+            )
+        write_text(self.config, f"{VERSION_LINE}{FORMAT_VERSION}\n\n{to_toml(config)}")
+
+    def _check_version(self) -> None:
+        if not self.config.exists():
+            return
+        with self.config.open(encoding="utf-8", errors="replace") as file:
+            line = file.readline().strip()
+        version = line.removeprefix(VERSION_LINE) if line.startswith(VERSION_LINE) else "1"
+        if version != str(FORMAT_VERSION):
+            raise TrainingError(
+                f"{self.path} is a run of another version of vitkit",
+                expected=f"format version {FORMAT_VERSION}",
+                got=version,
+                hint="train again with another --out; the weights in model.safetensors can still be used",
+            )
+
+    def _check_same_run(self, config: RunConfig) -> None:
+        """Compare the settings that decide the result; settings of the machine may change."""
+        before = self.read_config()
+        old, new = (_flatten(to_mapping(reproducibility_key(each))) for each in (before, config))
+        for key in old | new:
+            if old.get(key) != new.get(key):
+                raise ConfigError(
+                    f"{self.path} holds a run with another {key}",
+                    expected=old.get(key, "nothing"),
+                    got=new.get(key, "nothing"),
+                    hint="choose another directory with --out, or use the same settings to resume this run",
+                )
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunContext:
+    """Configuration, files, ranks and observer that every part of a run needs."""
+
+    config: RunConfig
+    run_dir: RunDir
+    ranks: Ranks
+    workers: int
+    callback: Callback = Callback()
+    stop: StopFlag = field(default_factory=StopFlag)
+
+
+def reproducibility_key(config: RunConfig) -> RunConfig:
+    """Return the configuration with everything that does not decide the result set to its default."""
+    return replace(
+        config,
+        data=replace(config.data, workers=DataConfig().workers),
+        optimizer=replace(config.optimizer, max_skipped=OptimizerConfig().max_skipped),
+        schedule=replace(config.schedule, accumulate=1),
+        parallel=ParallelConfig(precision=config.parallel.precision),
+        checkpoint=CheckpointConfig(),
+        logging=LoggingConfig(log_every=config.logging.log_every),
+        report=ReportConfig(),
+    )
+
+
+@contextmanager
+def claim_run_dir(run_dir: RunDir, config: RunConfig, *, ranks: Ranks) -> Iterator[None]:
+    """Claim the directory; if the run fails before it has written a log record or a checkpoint, undo that.
+
+    The corrected command can then use the same directory, which otherwise would hold a run with other settings.
+    """
+    new_dirs = [path for path in (run_dir.path, *run_dir.path.parents) if not path.exists()]
+    is_new, is_ours = not run_dir.config.exists(), False
+    try:
+        run_on_main(ranks, lambda _: run_dir.claim(config))
+        is_ours = True
+        yield
+    except Exception:
+        if ranks.is_main and is_new:
+            has_log = run_dir.metrics.exists() and run_dir.metrics.stat().st_size > 0
+            if is_ours and not has_log and not any(run_dir.checkpoints.glob("step-*")):
+                rollback(run_dir)
+            for path in new_dirs:
+                with suppress(OSError):  # not empty: something else uses it
+                    path.rmdir()
+        raise
+
+
+def rollback(run_dir: RunDir) -> None:
+    """Remove what a run writes before its first checkpoint; the configuration, which marks the owner, last."""
+    for directory in (run_dir.checkpoints, run_dir.path / "tensorboard"):
+        shutil.rmtree(directory, ignore_errors=True)
+    for file in (run_dir.bad_files, run_dir.data, run_dir.metrics, run_dir.speed, run_dir.config):
+        file.unlink(missing_ok=True)
+
+
+@contextmanager
+def explain_io_errors(run_dir: RunDir) -> Iterator[None]:
+    """Turn an OSError into an error that names the file and what to do."""
+    try:
+        yield
+    except BrokenPipeError:
+        raise  # the reader of our output is gone: not a problem of the disk
+    except OSError as error:
+        is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        raise TrainingError(
+            f"{error.filename or run_dir.path}: {error.strerror or error}",
+            hint=f"{'free disk space' if is_full else 'repair the disk'} and run the same command again, "
+            "or choose another directory with --out",
+        ) from error
+
+
+def _flatten(data: dict[str, object], *, prefix: str = "") -> dict[str, object]:
+    flat: dict[str, object] = {}
+    for key, value in data.items():
+        if isinstance(value, dict):
+            flat |= _flatten(value, prefix=f"{prefix}{key}.")
+        else:
+            flat[prefix + key] = value
+    return flat
+
+
+@dataclass
+class RunLogs:
+    """Open logs of a run."""
+
+    metrics: MetricsLog
+    speed: MetricsLog
+    tensorboard: Any = None
+    """TensorBoard's SummaryWriter, which is untyped."""
+
+    @classmethod
+    @contextmanager
+    def open(cls, run_dir: RunDir, config: LoggingConfig, *, step: int) -> Iterator["RunLogs"]:
+        """Open the logs of a run that continues after `step`."""
+        tensorboard = open_tensorboard(run_dir, step=step) if config.tensorboard else None
+        with MetricsLog(run_dir.metrics) as metrics, MetricsLog(run_dir.speed) as speed:
+            try:
+                yield cls(metrics, speed, tensorboard)
+            finally:
+                if tensorboard is not None:
+                    tensorboard.close()
+
+    def write_metrics(self, step: int, metrics: dict[str, float]) -> None:
+        """Log values that a repetition of the run reproduces."""
+        self.metrics.write(step=step, **metrics)
+        self._write_tensorboard(step, metrics)
+
+    def write_speed(self, step: int, metrics: dict[str, float]) -> None:
+        """Log values that depend on the machine."""
+        self.speed.write(step=step, **metrics)
+        self._write_tensorboard(step, metrics)
+
+    def _write_tensorboard(self, step: int, metrics: dict[str, float]) -> None:
+        if self.tensorboard is not None:
+            for name, value in metrics.items():
+                split, _, rest = name.partition("_")
+                self.tensorboard.add_scalar(f"{rest}/val" if split == "val" else f"{name}/train", value, step)
+
+
+def open_tensorboard(run_dir: RunDir, *, step: int) -> Any:
+    """Open a TensorBoard writer that hides what an interrupted run wrote after `step`."""
+    try:
+        from torch.utils.tensorboard import SummaryWriter  # noqa: PLC0415  an optional dependency
+    except ImportError as error:
+        raise MissingDependencyError(
+            "logging.tensorboard needs TensorBoard", hint="pip install 'vitkit[track]'"
+        ) from error
+    return SummaryWriter(str(run_dir.path / "tensorboard"), purge_step=step + 1)
+
+
+def read_metrics(run_dir: RunDir) -> list[MetricsRecord]:
+    """Return the records of the metrics log."""
+    return metrics_log.read_metrics(run_dir.metrics) if run_dir.metrics.exists() else []
+
+
+def validation_score(metrics: Mapping[str, object]) -> float:
+    """Return the number by which evaluations are ranked: top-1 accuracy, or minus the loss if there are no labels.
+
+    >>> validation_score({"val_loss": 0.5, "val_top1": 0.9}), validation_score({"val_loss": 0.5})
+    (0.9, -0.5)
+    """
+    score = float(str(metrics["val_top1"])) if "val_top1" in metrics else -float(str(metrics["val_loss"]))
+    return -math.inf if math.isnan(score) else score
+
+
+def find_best(run_dir: RunDir) -> tuple[float, int] | None:
+    """Return the best validation score in the log and the first step that reached it."""
+    best: tuple[float, int] | None = None
+    for record in read_metrics(run_dir):
+        step = record["step"]
+        if "val_loss" in record and isinstance(step, int) and (best is None or validation_score(record) > best[0]):
+            best = (validation_score(record), step)
+    return best
+
+
+def was_evaluated(run_dir: RunDir, step: int) -> bool:
+    """Return whether the log has an evaluation of this step; a run that was stopped while evaluating has none."""
+    return any("val_loss" in record and record["step"] == step for record in read_metrics(run_dir))

@@ -1,0 +1,30 @@
+"""Types of the arguments of public functions. Importing this module imports no torch."""
+
+from collections.abc import Mapping, Sequence
+from os import PathLike
+from typing import TYPE_CHECKING, TypeAlias, Union
+
+from vitkit.core.sizes import Size
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+    from PIL import Image
+    from torch import Tensor
+
+    from vitkit.model.resnet import BiT
+    from vitkit.model.vit import ViT
+
+__all__ = ["DataSource", "ImageLike", "ModelSource", "Path", "Settings", "Size"]
+
+Path: TypeAlias = str | PathLike[str]
+ModelSource: TypeAlias = Union[str, PathLike[str], "ViT", "BiT"]
+"""A run, an artifact, a weight file, `hub:owner/name`, the name of a published model, or a model itself."""
+ImageLike: TypeAlias = Union[str, PathLike[str], bytes, "Image.Image", "NDArray[np.uint8]", "Tensor"]
+"""A path, an encoded file, a Pillow image, or uint8 pixels: an array H × W or H × W × C, or a tensor C × H × W."""
+DataSource: TypeAlias = (
+    str | PathLike[str] | Sequence[tuple[ImageLike, str]] | Mapping[str, Sequence[tuple[ImageLike, str]]]
+)
+"""A path in any layout, pairs of image and label, or such pairs by split."""
+Settings: TypeAlias = Mapping[str, object]
+"""Settings by dotted or nested keys, such as {"optimizer.weight_decay": 0.1}."""

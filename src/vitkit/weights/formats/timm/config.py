@@ -1,0 +1,170 @@
+"""timm's `config.json`: an architecture and, under `model_args`, the differences from it."""
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from vitkit.core.config import from_mapping
+from vitkit.core.errors import ConfigError, WeightsError, summarize
+from vitkit.core.sizes import pair
+from vitkit.data.image_processors import IMAGENET_MEAN, IMAGENET_STD
+from vitkit.data.preprocessing import Preprocessing
+from vitkit.model.config import BiTConfig, ViTConfig
+from vitkit.weights.formats.base import FileMetadata
+from vitkit.zoo.variants import ModelConfig
+
+Pooling = Literal["class", "mean", "map"]
+POOLINGS: dict[str, Pooling] = {"token": "class", "avg": "mean", "map": "map"}
+_TIMM_POOL = {pooling: name for name, pooling in POOLINGS.items()}
+_PREPROCESSING_KEYS = ("input_size", "interpolation", "crop_pct", "crop_mode", "mean", "std")
+
+
+# Reading
+
+
+def get_setting(metadata: FileMetadata, key: str, kind: type) -> Any:
+    """Return a setting of config.json, from `model_args` first; None if it is absent."""
+    config, kinds = metadata.config, (float, int) if kind is float else (kind,)
+    for part in (config.get("model_args"), config, config.get("pretrained_cfg")):
+        if isinstance(part, Mapping) and part.get(key) is not None:
+            value = part[key]
+            if isinstance(value, bool) != (kind is bool) or not isinstance(value, kinds):
+                raise WeightsError(f"config.json: {key} has the wrong type", expected=kind.__name__, got=value)
+            return value
+    return None
+
+
+def get_image_size(metadata: FileMetadata) -> tuple[int, int] | None:
+    """Return height and width of the images, if config.json has them."""
+    if not isinstance(metadata.config.get("model_args"), Mapping | None):
+        raise WeightsError("config.json: model_args is not an object")
+    args = metadata.config.get("model_args") or {}
+    size = args.get("img_size")
+    if size is None:
+        input_size = get_setting(metadata, "input_size", list)
+        size = input_size[1:] if input_size else None
+    if size is None:
+        return None
+    sides = [size, size] if isinstance(size, int) else size
+    are_sides = isinstance(sides, list | tuple) and all(type(side) is int and side > 0 for side in sides)
+    if not are_sides or len(sides) != 2:
+        raise WeightsError("config.json: invalid image size", expected="[height, width]", got=size)
+    return sides[0], sides[1]
+
+
+def read_preprocessing(config: Mapping[str, object]) -> Preprocessing | None:
+    """Return the preprocessing of a timm model with this config.json, or None if it is not timm's."""
+    cfg = config.get("pretrained_cfg")
+    if cfg is None and "architecture" in config:
+        cfg = {key: config[key] for key in _PREPROCESSING_KEYS if key in config}  # older files
+    if not cfg:
+        return None
+    try:
+        return from_mapping(Preprocessing, _convert_cfg(cfg))
+    except (ValueError, TypeError, ArithmeticError, ConfigError) as error:
+        raise WeightsError(f"config.json: unsupported pretrained_cfg: {summarize(error)}") from error
+
+
+def _convert_cfg(cfg: Any) -> dict[str, object]:
+    """Convert to fields of `Preprocessing` as timm's `resolve_data_config` and `create_transform` do."""
+    if not isinstance(cfg, Mapping):
+        raise TypeError(f"it is {cfg}")
+    channels, height, width = cfg.get("input_size") or (3, 224, 224)
+    crop_pct, mode = cfg.get("crop_pct") or 0.875, cfg.get("crop_mode") or "center"
+    if mode not in ("center", "squash"):
+        raise ValueError(f"crop_mode {mode} is neither center nor squash")
+    mean, deviation = cfg.get("mean") or IMAGENET_MEAN, cfg.get("std") or IMAGENET_STD
+    squash: dict[str, object] = (
+        {"resize": "squash"} if crop_pct == 1 else {"resize": "squash_crop", "crop_fraction": crop_pct}
+    )
+    return {
+        "image_size": [height, width],
+        "channels": channels if len(mean) == 1 else len(mean),
+        **({"resize": "crop", "crop_fraction": crop_pct} if mode == "center" else squash),
+        "interpolation": cfg.get("interpolation") or "bicubic",
+        "mean": mean,
+        "std": deviation,
+    }
+
+
+# Writing
+
+ARCHITECTURES: dict[tuple[int, ...], str] = {
+    (): "vit_tiny_r_s16_p8_224",
+    (2, 2, 2, 2): "vit_small_r26_s32_224",
+    (3, 4, 9): "vit_base_r50_s16_224",
+    (3, 4, 6, 3): "vit_large_r50_s32_224",
+}
+"""timm's hybrids by the units of their ResNet."""
+RESNETS: dict[tuple[int, ...], tuple[str, tuple[int, ...]]] = {
+    (3, 4, 6, 3): ("50", (1, 3)),
+    (3, 4, 23, 3): ("101", (1, 3)),
+    (3, 8, 36, 3): ("152", (2, 4)),
+}
+"""timm's BiT ResNets by their units: name and width factors."""
+
+
+def make_timm_config(config: ModelConfig) -> dict[str, object]:
+    """Make the config.json with which timm creates the same model."""
+    height, width = pair(config.image_size)
+    args: dict[str, object] = {"in_chans": config.channels}
+    if isinstance(config, BiTConfig):
+        pool, features = "avg", config.width
+    else:
+        pool, features = _TIMM_POOL[config.pooling], config.width
+        args |= make_model_args(config)
+    architecture = find_architecture(config)
+    if architecture is None:
+        raise WeightsError("timm has no architecture with this ResNet", hint="its classes can still hold the weights")
+    return {
+        "architecture": architecture,
+        "num_classes": config.num_classes,
+        "num_features": features,
+        "global_pool": pool,
+        "model_args": args | {"num_classes": config.num_classes},
+        "pretrained_cfg": {"input_size": [config.channels, height, width], "num_classes": config.num_classes},
+    }
+
+
+def find_architecture(config: ModelConfig) -> str | None:
+    """Return the nearest of timm's architectures, or None if timm does not have the ResNet."""
+    resnet = config if isinstance(config, BiTConfig) else config.backbone
+    if resnet and resnet.root != "standard":
+        return None
+    if isinstance(config, BiTConfig):
+        name, factors = RESNETS.get(config.units, ("", ()))
+        return f"resnetv2_{name}x{config.width_factor}_bit" if config.width_factor in factors else None
+    if config.tokens.distillation:
+        return "deit_base_distilled_patch16_224" if config.backbone is None else None
+    if config.backbone:
+        hybrid = ARCHITECTURES.get(config.backbone.units) if config.backbone.root_width == 64 else None
+        return hybrid if config.block.activation != "swiglu" else None
+    return "vit_giant_patch14_dinov2" if config.block.activation == "swiglu" else "vit_base_patch16_224"
+
+
+def make_model_args(config: ViTConfig) -> dict[str, object]:
+    """Make the arguments of timm's VisionTransformer, except for the classes of its layers."""
+    block, gated = config.block, config.block.activation == "swiglu"
+    hidden = config.mlp_dim * (2 if gated else 1)  # timm counts gate and value together
+    ratio = hidden / config.width
+    args: dict[str, object] = {
+        "img_size": list(pair(config.image_size)),
+        "patch_size": list(pair(config.patch_size)),
+        "embed_dim": config.width,
+        "depth": config.depth,
+        "num_heads": config.heads,
+        # Half a unit more if rounding down would lose one.
+        "mlp_ratio": ratio if int(config.width * ratio) == hidden else (hidden + 0.5) / config.width,
+        "global_pool": _TIMM_POOL[config.pooling],
+        "class_token": config.class_tokens > 0,
+        "fc_norm": config.head.norm == "after_pooling",
+        "qkv_bias": block.attention.qkv_bias,
+        "qk_norm": block.attention.qk_norm,
+        "init_values": block.layer_scale,
+        "reg_tokens": config.tokens.registers,
+        "no_embed_class": config.prefix_positions == 0,
+        "pos_embed": "learn" if config.positions.is_additive else "none",
+        "pool_include_prefix": config.pooling == "map" and config.prefix > 0,
+    }
+    if not gated:
+        args["act_layer"] = "gelu_tanh" if block.activation == "gelu_tanh" else "gelu"
+    return args

@@ -1,0 +1,213 @@
+"""Rules between our tensors and those of timm, DeiT, MAE, DINOv2 and DINOv3.
+
+Most names are the same as ours. A `NamingScheme` has the differences: registers, LayerScale, gated MLPs, qkv biases and
+positions.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from vitkit.core.errors import WeightsError
+from vitkit.model.config import BiTConfig, ViTConfig
+from vitkit.weights.formats.timm.infer import normalize_names
+from vitkit.weights.rules import IDENTITY, Layout, Rule, Shapes, Tensors, layer_rules, rearrange_axes, rename
+from vitkit.zoo.registry import create
+from vitkit.zoo.variants import ModelConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class NamingScheme:
+    """Names that differ between files.
+
+    Attributes:
+        gated, last: Layers of a SwiGLU.
+        bias: One tensor for queries, keys and values; one and a mask for the keys; or one each for queries and values.
+        register_rows: The position table has rows for registers.
+        mask_token, periods: The file has these tensors, which inference does not need.
+    """
+
+    registers: str = "reg_token"
+    scale: str = r"ls\2.gamma"
+    gated: tuple[str, ...] = ("fc1",)
+    last: str = "fc2"
+    bias: tuple[str, ...] = ("qkv.bias",)
+    register_rows: bool = False
+    mask_token: bool = False
+    periods: bool = False
+
+
+TIMM_NAMES = NamingScheme(register_rows=True)
+DEIT_NAMES = NamingScheme(scale=r"gamma_\2")
+DINOV2_NAMES = NamingScheme(registers="register_tokens", gated=("w12",), last="w3", mask_token=True)
+DINOV3_NAMES = NamingScheme(
+    registers="storage_tokens",
+    gated=("w1", "w2"),
+    last="w3",
+    bias=("qkv.bias", "qkv.bias_mask"),
+    mask_token=True,
+    periods=True,
+)
+GATED = {("w12",): "w3", ("w1", "w2"): "w3", ("fc1_g", "fc1_x"): "fc2", ("fc1",): "fc2"}
+BIASES = (("qkv.bias", "qkv.bias_mask"), ("q_bias", "v_bias"), ("qkv.bias",))
+
+
+def detect_naming(shapes: Shapes, config: ViTConfig) -> NamingScheme:
+    """Detect the naming scheme of a file by its normalized names."""
+    block = "blocks.0."
+    gated = next((names for names in GATED if f"{block}mlp.{names[0]}.weight" in shapes), ("fc1",))
+    rows = config.prefix_positions + config.tokens.registers + config.patches
+    return NamingScheme(
+        registers=next((name for name in ("storage_tokens", "register_tokens") if name in shapes), "reg_token"),
+        scale=r"gamma_\2" if f"{block}gamma_1" in shapes else r"ls\2.gamma",
+        gated=gated,
+        last=GATED[gated],
+        bias=next((names for names in BIASES if f"{block}attn.{names[-1]}" in shapes), ("qkv.bias",)),
+        register_rows=config.tokens.registers > 0 and shapes.get("pos_embed", (0, 0))[1] == rows,
+        mask_token=len(shapes.get("mask_token", ())) == 2,
+        periods="rope_embed.periods" in shapes,
+    )
+
+
+# Rules
+
+
+def make_vit_rules(config: ModelConfig, shapes: Shapes | None, *, default: NamingScheme) -> list[Rule]:
+    """Make the rules of a model, with the names of a file or, without one, with `default`."""
+    if isinstance(config, BiTConfig):
+        raise WeightsError("the format is for Vision Transformers only", got="a ResNet")
+    in_file = normalize_names(shapes or {})
+    normalized = {name: shape for name, (_, shape) in in_file.items()}
+    # In timm's own models, registers without a class token have no rows.
+    default = default if config.prefix_positions else replace(default, register_rows=False)
+    naming = detect_naming(normalized, config) if shapes is not None else default
+    names = list(create(config, device="meta").state_dict())
+    special = _make_special_rules(config, naming, names)
+    covered = {name for rule in special for name in rule.ours}
+    patterns = _renames(config, naming)
+    rest = [rename(name, _rename_tensor(name, patterns)) for name in names if name not in covered]
+    prefix = next((full.removesuffix(name) for name, (full, _) in in_file.items() if full.endswith(name)), "")
+
+    def locate(rule: Rule) -> Rule:
+        theirs = (in_file[name][0] if name in in_file else prefix + name for name in rule.theirs)
+        return replace(rule, theirs=tuple(theirs))
+
+    return [locate(rule) for rule in (*special, *rest)]
+
+
+def _make_special_rules(config: ViTConfig, naming: NamingScheme, names: Sequence[str]) -> list[Rule]:
+    """Make the rules of tensors with another layout than ours."""
+    special = []
+    prefix_rows, registers = config.prefix_positions, config.tokens.registers
+    if naming.register_rows and registers and "pos_embed" in names:
+        pair = ("reg_token", "pos_embed")
+        special.append(Rule(pair, (naming.registers, "pos_embed"), _register_rows(prefix_rows, registers)))
+    if naming.mask_token and "cls_token" in names:
+        special.append(Rule(("cls_token",), ("cls_token", "mask_token"), WITH_MASK_TOKEN))
+    if naming.periods:
+        quarter = config.head_width // 4
+        special.append(Rule((), ("rope_embed.periods",), _periods(config.positions.rotary_base, quarter)))
+    for layer in range(config.depth):
+        block = f"blocks.{layer}."
+        if config.block.attention.qkv_bias and len(naming.bias) == 2:
+            layout = MASKED_BIAS if "mask" in naming.bias[1] else BIAS_APART
+            theirs = tuple(f"{block}attn.{name}" for name in naming.bias)
+            special.append(Rule((f"{block}attn.qkv.bias",), theirs, layout))
+        if config.block.activation == "swiglu" and len(naming.gated) == 2:
+            special += layer_rules(f"{block}mlp.fc1", *(f"{block}mlp.{name}" for name in naming.gated))
+    return special
+
+
+def _renames(config: ViTConfig, naming: NamingScheme) -> dict[str, str]:
+    """Make the patterns of our names and their replacements."""
+    table = {
+        r"reg_token": naming.registers,
+        r"(blocks\.\d+)\.ls(\d)\.gamma": rf"\1.{naming.scale}",
+        r"head\.label\.(.+)": r"head.\1",
+        r"head\.teacher\.(.+)": r"head_dist.\1",
+    }
+    if config.block.activation == "swiglu":
+        table[r"(blocks\.\d+)\.mlp\.fc1\.(.+)"] = rf"\1.mlp.{naming.gated[0]}.\2"
+        table[r"(blocks\.\d+)\.mlp\.fc2\.(.+)"] = rf"\1.mlp.{naming.last}.\2"
+    if config.backbone and not config.backbone.units:
+        table[r"patch_embed\.backbone\.stem\.(.+)"] = r"patch_embed.backbone.\1"
+    return table
+
+
+def _rename_tensor(name: str, patterns: Mapping[str, str]) -> str:
+    matches = ((re.fullmatch(ours, name), theirs) for ours, theirs in patterns.items())
+    return next((match.expand(theirs) for match, theirs in matches if match), name)
+
+
+def make_bit_rules(config: BiTConfig) -> list[Rule]:
+    """Make the rules of a BiT ResNet, whose head is a 1×1 convolution in timm."""
+    heads = {"head.weight": "head.fc.weight", "head.bias": "head.fc.bias"}
+    pixel = rearrange_axes("classes width 1 1", "classes width")
+    return [
+        Rule((name,), (heads.get(name, name),), pixel if name == "head.weight" else IDENTITY)
+        for name in create(config, device="meta").state_dict()
+    ]
+
+
+# Layouts
+
+
+def _register_rows(prefix_rows: int, registers: int) -> Layout:
+    """Make the layout of registers with positions: timm adds both, so we store the sum and write zero positions."""
+
+    def read(theirs: Tensors) -> Tensors:
+        tokens, table = theirs
+        before, own, patches = table.split([prefix_rows, registers, table.shape[1] - prefix_rows - registers], dim=1)
+        return [tokens + own, torch.cat([before, patches], dim=1)]
+
+    def write(ours: Tensors) -> Tensors:
+        tokens, table = ours
+        before, patches = table.split([prefix_rows, table.shape[1] - prefix_rows], dim=1)
+        return [tokens, torch.cat([before, torch.zeros_like(tokens), patches], dim=1)]
+
+    return Layout(read, write)
+
+
+WITH_MASK_TOKEN = Layout(lambda theirs: theirs[:1], lambda ours: [ours[0], torch.zeros_like(ours[0][0])])
+"""Mask token of training, which vitkit does not have but DINO's loader requires."""
+
+
+def _keys_masked(ours: Tensors) -> Tensors:
+    """Return the bias and its mask, which is zero for keys without bias."""
+    bias = ours[0]
+    queries, keys, values = torch.ones_like(bias).chunk(3)
+    keys = keys * (bias.chunk(3)[1] != 0).any()
+    return [bias, torch.cat([queries, keys, values])]
+
+
+MASKED_BIAS = Layout(lambda theirs: [theirs[0] * theirs[1].to(theirs[0].dtype)], _keys_masked)
+
+
+def _without_keys(ours: Tensors) -> Tensors:
+    queries, keys, values = ours[0].chunk(3)
+    if keys.any():
+        raise WeightsError("the format cannot store a bias of keys", hint="choose another format")
+    return [queries, values]
+
+
+BIAS_APART = Layout(lambda theirs: [torch.cat([theirs[0], torch.zeros_like(theirs[0]), theirs[1]])], _without_keys)
+
+
+def _periods(base: float, quarter: int) -> Layout:
+    """Make the layout of rotary periods, which our model computes; other periods are rejected."""
+    expected = base ** (torch.arange(quarter, dtype=torch.float32) / quarter)
+
+    def read(theirs: Tensors) -> Tensors:
+        periods = theirs[0].float()
+        # 1 % because the published files store them in bfloat16.
+        if periods.shape != expected.shape or not torch.allclose(periods, expected, rtol=1e-2, atol=0.0):
+            raise WeightsError(
+                "the rotary periods are not those of the model",
+                expected=f"{quarter} periods with base {base:g}",
+                got=", ".join(f"{period:g}" for period in periods.flatten()[:4].tolist()) + " …",
+            )
+        return []
+
+    return Layout(read, lambda _: [expected])

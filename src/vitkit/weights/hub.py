@@ -1,0 +1,196 @@
+"""Resolution of `hub:owner/name` to files in the Hugging Face cache, downloading them if necessary.
+
+huggingface_hub downloads and caches the files; without a network, cached files are used. Only weights and the small
+files that describe them are downloaded: no code of a repository ever reaches the disk.
+"""
+
+import os
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+
+from vitkit.core.errors import MissingDependencyError, WeightsError
+
+PREFIX = "hub:"
+SYNTAX = "hub:owner/name, hub:owner/name@revision or hub:owner/name/file"
+CONFIG = "config.json"
+METADATA_FILES = (CONFIG, "preprocessor_config.json", "labels.json", "reference.json", "checksums.json")
+"""Files that describe weights: of Hugging Face, of timm, and of vitkit's artifacts."""
+SAFETENSORS_FILES = ("model.safetensors", "model.safetensors.index.json", "model-?????-of-?????.safetensors")
+PICKLE_FILES = ("pytorch_model.bin", "pytorch_model.bin.index.json", "pytorch_model-?????-of-?????.bin")
+"""Downloaded only if there are no safetensors."""
+SUFFIXES = (".safetensors", ".npz", ".pth", ".pt", ".bin")
+TRUE_VALUES = ("1", "on", "yes", "true")
+"""Values that huggingface_hub reads as true, in any case."""
+
+_WORD = r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,94}[A-Za-z0-9_])?"
+_PART = r"[A-Za-z0-9_][A-Za-z0-9._+=-]{0,199}"
+_NAME = re.compile(rf"(?P<repository>{_WORD}/{_WORD})(?:/(?P<file>{_PART}(?:/{_PART})*))?(?:@(?P<revision>[^@]+))?")
+_REVISION = re.compile(rf"{_PART}(?:/{_PART})*")
+
+
+class NotCachedError(WeightsError):
+    """Files are not in the cache and cannot be downloaded now."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class HubName:
+    """Parsed `hub:` name: a repository, a revision, and a file or None for all files of the model."""
+
+    repository: str
+    file: str | None = None
+    revision: str = "main"
+
+    def __str__(self) -> str:
+        file = f"/{self.file}" if self.file else ""
+        revision = "" if self.revision == "main" else f"@{self.revision}"
+        return f"{PREFIX}{self.repository}{file}{revision}"
+
+
+def parse_hub_name(name: str) -> HubName:
+    """Parse a `hub:` name. One that could lead outside the cache is refused before anything is looked up."""
+    match = _NAME.fullmatch(name.removeprefix(PREFIX)) if name.startswith(PREFIX) else None
+    # The hub has no such names, and its cache would read `--` as a slash.
+    if not match or any(sequence in match["repository"] for sequence in ("..", "--")):
+        raise WeightsError("invalid hub name", expected=SYNTAX, got=repr(name[:200]))
+    file, revision = match["file"], match["revision"] or "main"
+    if not _REVISION.fullmatch(revision) or ".." in revision:
+        raise WeightsError(f"{name[:200]}: invalid revision", expected="a branch, a tag or a commit")
+    if file is not None and (".." in file or not file.endswith(SUFFIXES)):
+        raise WeightsError(f"{name[:200]}: not a weight file", expected=f"a name in {', '.join(SUFFIXES)}")
+    return HubName(repository=match["repository"], file=file, revision=revision)
+
+
+def resolve_path(source: Path | str) -> Path:
+    """Return a path as it is, and a `hub:` name as the path of its files in the cache."""
+    text = str(source)
+    return resolve_hub_name(text) if text.startswith(PREFIX) else Path(source)
+
+
+def resolve_hub_name(name: str) -> Path:
+    """Return the directory of a `hub:` name, or its file if the name has one; download what is not cached.
+
+    With HF_HUB_OFFLINE=1 or without a network, only the cache is used, and a missing file is an error that names it.
+    """
+    parsed = parse_hub_name(name)
+    hub = import_hub_library("huggingface_hub")
+    cache = hub_cache_dir()
+    if parsed.file is None:
+        path = _fetch_repository(hub, parsed, cache)
+    else:
+        path = _fetch_file(hub, parsed, parsed.file, cache)
+    _check_inside(path, parsed, cache)
+    return path
+
+
+def import_hub_library(module: str) -> ModuleType:
+    """Import a module of huggingface_hub, which is an optional dependency."""
+    try:
+        return import_module(module)
+    except ImportError as error:
+        raise MissingDependencyError("hub: names need huggingface_hub", hint="pip install 'vitkit[hub]'") from error
+
+
+def hub_cache_dir() -> Path:
+    """Return huggingface_hub's cache directory by the current environment: the library reads it only when imported."""
+    path = os.environ.get("HF_HUB_CACHE") or import_hub_library("huggingface_hub.constants").HF_HUB_CACHE
+    return Path(path).expanduser().resolve()
+
+
+def is_offline() -> bool:
+    """Return whether HF_HUB_OFFLINE is set."""
+    if os.environ.get("HF_HUB_OFFLINE", "").lower() in TRUE_VALUES:
+        return True
+    return bool(import_hub_library("huggingface_hub.constants").HF_HUB_OFFLINE)
+
+
+def _fetch_repository(hub: ModuleType, name: HubName, cache: Path) -> Path:
+    """Return the directory with the weights of a repository: safetensors, or else pickles of torch."""
+    fetch = partial(hub.snapshot_download, name.repository, revision=name.revision)
+    path, missing = Path(), None
+    for weights in (SAFETENSORS_FILES, PICKLE_FILES):
+        # Other programs may have cached weights without all metadata; config.json alone is enough.
+        for metadata in (METADATA_FILES, (CONFIG,)):
+            local = missing is not None or is_offline()
+            try:
+                path = _download(partial(fetch, allow_patterns=[*metadata, *weights]), name, cache, local=local)
+            except NotCachedError as error:
+                missing = missing or error
+                continue
+            if any(next(path.glob(pattern), None) for pattern in weights if pattern.endswith(SUFFIXES)):
+                return path
+            break
+    if missing:
+        raise missing
+    raise WeightsError(
+        f"{name}: no weights under the usual names in {path}",
+        expected=f"{SAFETENSORS_FILES[0]} or {PICKLE_FILES[0]}",
+        got=", ".join(sorted(entry.name for entry in path.iterdir())[:5]) or "nothing",
+        hint=f"{_download_hint(name)}; or name a file of it, as in {PREFIX}{name.repository}/model.npz",
+    )
+
+
+def _fetch_file(hub: ModuleType, name: HubName, file: str, cache: Path) -> Path:
+    """Return one file of a repository.
+
+    hf_hub_download retries an unreachable network for half a minute before it looks into the cache, snapshot_download
+    tries once. So the snapshot comes first, and hf_hub_download only reports why the file is not in it.
+    """
+    snapshot = partial(hub.snapshot_download, name.repository, revision=name.revision, allow_patterns=[file])
+    path = _download(snapshot, name, cache, local=is_offline()) / file
+    if path.exists():
+        return path
+    if is_offline():  # some versions of hf_hub_download would contact the hub all the same
+        raise _not_cached(name, cache)
+    single = partial(hub.hf_hub_download, name.repository, file, revision=name.revision)
+    return _download(single, name, cache, local=False)
+
+
+def _not_cached(name: HubName, cache: Path) -> NotCachedError:
+    missing = name.file or "the weights"
+    reason = "and HF_HUB_OFFLINE is set" if is_offline() else "and the hub cannot be reached"
+    return NotCachedError(f"{name}: {missing} not in {cache}, {reason}", hint=_download_hint(name))
+
+
+def _download(fetch: Callable[..., str], name: HubName, cache: Path, *, local: bool) -> Path:
+    """Call huggingface_hub and translate its exceptions."""
+    errors = import_hub_library("huggingface_hub.errors")
+    try:
+        return Path(fetch(cache_dir=cache, local_files_only=local))
+    except errors.LocalEntryNotFoundError as error:
+        raise _not_cached(name, cache) from error
+    except errors.GatedRepoError as error:
+        hint = f"accept its terms at https://huggingface.co/{name.repository}, then run hf auth login"
+        raise WeightsError(f"{name}: access must be requested", hint=hint) from error
+    except errors.RepositoryNotFoundError as error:
+        hint = "check the name; if it is private, run hf auth login"
+        raise WeightsError(f"{name}: no such repository on the hub", hint=hint) from error
+    except errors.RevisionNotFoundError as error:
+        raise WeightsError(f"{name}: the repository has no revision {name.revision}") from error
+    except errors.EntryNotFoundError as error:
+        raise WeightsError(f"{name}: the repository has no file {name.file}") from error
+    except Exception as error:  # of its HTTP library, which differs between versions
+        reason = next(iter(str(error).splitlines()), type(error).__name__)
+        raise WeightsError(f"{name}: download failed: {reason[:200]}", hint=_download_hint(name)) from error
+
+
+def _download_hint(name: HubName) -> str:
+    files = name.file or f"{SAFETENSORS_FILES[0]} {CONFIG}"
+    revision = "" if name.revision == "main" else f" --revision {name.revision}"
+    return f"with a network and without HF_HUB_OFFLINE, run: hf download {name.repository} {files}{revision}"
+
+
+def _check_inside(path: Path, name: HubName, cache: Path) -> None:
+    """Raise an error if a symbolic link or an invalid commit leads out of the cache."""
+    for entry in (path, *path.rglob("*")) if path.is_dir() else (path,):
+        if not entry.resolve().is_relative_to(cache):
+            raise WeightsError(
+                f"{name}: {entry.name} leads out of the cache",
+                expected=f"a file in {cache}",
+                got=entry.resolve(),
+                hint="delete the repository's directory in the cache and download it again",
+            )

@@ -1,0 +1,1 @@
+"""Reading and writing of tensor files; `readers.open_tensors` is the entry point."""

@@ -1,0 +1,312 @@
+"""Identification of weight files, loading of models from a path or hub name, and saving as an artifact.
+
+The first registered format that matches a file's names and shapes infers the configuration and the rules that map the
+file's tensors to vitkit's.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from vitkit.core.errors import ConfigError, WeightsError, did_you_mean
+from vitkit.core.shapes import Tensor
+from vitkit.core.sizes import Size, format_size, pair
+from vitkit.data.image_processors import find_unknown_keys
+from vitkit.data.preprocessing import Preprocessing, get_preprocessing
+from vitkit.weights import artifact as artifact_io
+from vitkit.weights.adapt_bundle import AdaptRequest, adapt_bundle
+from vitkit.weights.bundle import ModelBundle
+from vitkit.weights.formats.base import FileMetadata, Format
+from vitkit.weights.formats.huggingface import read_labels
+from vitkit.weights.formats.registry import FORMATS, detect_format, get_format
+from vitkit.weights.formats.timm.config import read_preprocessing
+from vitkit.weights.hub import resolve_path
+from vitkit.weights.io.checks import read_json
+from vitkit.weights.io.readers import INDEX, SUFFIXES, TensorFile, open_tensors
+from vitkit.weights.rules import KeyMatch, Rule, apply_rules, match_keys
+from vitkit.zoo.pretrained import find_pretrained_file
+from vitkit.zoo.registry import Model, create, get_model_name, set_defaults
+from vitkit.zoo.variants import ModelConfig
+
+WEIGHT_FILES = (*SUFFIXES, INDEX)
+
+
+@dataclass(frozen=True, kw_only=True)
+class IdentifiedWeights:
+    """Format, model and metadata of a weight file.
+
+    `declared_preprocessing` is what a file beside the weights or their publisher specifies; None if neither does.
+    """
+
+    format: Format
+    config: ModelConfig
+    rules: Sequence[Rule]
+    key_match: KeyMatch
+    metadata: FileMetadata
+    notes: tuple[str, ...] = ()
+    declared_preprocessing: Preprocessing | None = None
+
+    @property
+    def name(self) -> str:
+        """Name of the model."""
+        return get_model_name(self.config)
+
+    @property
+    def preprocessing(self) -> Preprocessing:
+        """Declared preprocessing, else that of the origin's code, at the model's image size."""
+        config = self.config
+        if self.declared_preprocessing is not None:
+            return _fit_preprocessing(self.declared_preprocessing, config)
+        return get_preprocessing(self.format.origin, image_size=config.image_size, channels=config.channels)
+
+    @property
+    def input_size(self) -> Size:
+        """Image size that the origin's code evaluates at: the model's, unless that code resamples positions."""
+        stored, default = self.config.image_size, self.format.input_size
+        if default is None:
+            return stored
+        if self.declared_preprocessing:
+            return self.declared_preprocessing.image_size
+        return default if min(pair(stored)) > default else stored
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """Class names from the file's config.json, else class numbers."""
+        return labels_from_config(self.metadata.config, num_classes=self.config.num_classes)
+
+    def to_bundle(self, state: dict[str, Tensor]) -> ModelBundle:
+        """Return the bundle of the converted tensors `state` and this description."""
+        return ModelBundle(
+            name=self.name, config=self.config, state=state, preprocessing=self.preprocessing, labels=self.labels
+        )
+
+
+def identify(tensors: TensorFile, *, format: str | None = None) -> IdentifiedWeights:  # noqa: A002  the word users type
+    """Identify a weight file, as the named format or the first that recognizes it."""
+    chosen = get_format(format) if format else detect_format(tensors.shapes, tensors.metadata)
+    if chosen is None:
+        raise WeightsError(
+            f"{tensors.path}: unknown weight format",
+            expected=", ".join(entry.title for entry in FORMATS.values()),
+            got=", ".join(list(tensors.shapes)[:3]) + " …",
+            hint="if you know the format, name it with --format",
+        )
+    config = _infer_config(tensors, chosen)
+    rules = chosen.rules(config, tensors.shapes)
+    declared, notes = find_preprocessing(tensors.path, config, metadata=tensors.metadata, format=chosen)
+    weights = IdentifiedWeights(
+        format=chosen,
+        config=config,
+        rules=rules,
+        key_match=match_keys(rules, tensors.shapes, ignored=chosen.ignored_names),
+        metadata=tensors.metadata,
+        notes=(*tensors.notes, *notes),
+        declared_preprocessing=declared,
+    )
+    return replace(weights, notes=(*weights.notes, *_size_notes(weights)))
+
+
+def _infer_config(tensors: TensorFile, chosen: Format) -> ModelConfig:
+    try:
+        return chosen.infer_config(tensors.shapes, tensors.metadata)
+    except WeightsError as error:
+        detected = detect_format(tensors.shapes, tensors.metadata)
+        if detected in (None, chosen):
+            raise
+        hint = f"it looks like {detected.name}; leave --format out"
+        raise WeightsError(f"{tensors.path}: cannot be read as {chosen.name}: {error.message}", hint=hint) from error
+
+
+def find_format(name: str | None) -> Format | None:
+    """Return the format of that name, or None for vitkit's own artifacts."""
+    return None if name in (None, artifact_io.FORMAT_NAME) else get_format(name)
+
+
+def format_title(name: str) -> str:
+    """Return the title of a format."""
+    return artifact_io.FORMAT_TITLE if name == artifact_io.FORMAT_NAME else get_format(name).title
+
+
+def find_preprocessing(
+    path: Path,
+    config: ModelConfig,
+    *,
+    metadata: FileMetadata,
+    format: Format,  # noqa: A002  the word users type
+) -> tuple[Preprocessing | None, list[str]]:
+    """Return the declared preprocessing of a weight file, and notes on keys that are not supported.
+
+    Sources, in this order: preprocessor_config.json (Hugging Face), config.json (timm), and the table of published
+    files, by file name.
+    """
+    file = (path if path.is_dir() else path.parent) / artifact_io.PREPROCESSING
+    if file.is_file():
+        data = read_json(file)
+        unknown = find_unknown_keys(data)
+        note = f"{file.name}: {len(unknown)} unsupported keys ignored: {', '.join(unknown)}"
+        return Preprocessing.from_hub(data), [note] if unknown else []
+    if (declared := read_preprocessing(metadata.config)) is not None:
+        return declared, []
+    row = find_pretrained_file(path.name, format=format.name)
+    if row is None or pair(row.image_size) != pair(config.image_size) or config.channels != row.config.channels:
+        return None, []
+    return row.preprocessing, [f"preprocessing of the published file of this name: {row.source}"]
+
+
+def _fit_preprocessing(declared: Preprocessing, config: ModelConfig) -> Preprocessing:
+    fitted = replace(declared, image_size=config.image_size)
+    if fitted.channels == config.channels:
+        return fitted
+    mean, deviation = (sum(values) / len(values) for values in (fitted.mean, fitted.std))
+    return replace(fitted, channels=config.channels, mean=(mean,), std=(deviation,))
+
+
+def _size_notes(weights: IdentifiedWeights) -> list[str]:
+    """Describe where stored positions, declared preprocessing and the model disagree on image size or channels."""
+    config, declared, notes = weights.config, weights.declared_preprocessing, []
+    size = format_size(config.image_size)
+    if pair(weights.input_size) != pair(config.image_size):
+        used = format_size(weights.input_size)
+        notes.append(f"position embeddings are stored for {size}; loading resamples them to {used}, as the origin does")
+    elif declared is not None and pair(declared.image_size) != pair(config.image_size):
+        notes.append(f"declared preprocessing is for {format_size(declared.image_size)}, the model takes {size}")
+    if declared is not None and declared.channels != config.channels:
+        notes.append(f"declared preprocessing has {declared.channels} channels, the model takes {config.channels}")
+    return notes
+
+
+def has_weights(path: Path) -> bool:
+    """Return whether a path is a file, or a directory with a weight file in it."""
+    return path.is_file() or (path.is_dir() and any(entry.name.endswith(WEIGHT_FILES) for entry in path.iterdir()))
+
+
+def check_shapes(state: Mapping[str, Tensor], config: ModelConfig, *, path: Path) -> None:
+    """Raise an error that names the first tensor whose name or shape is not the model's."""
+    expected = {name: tensor.shape for name, tensor in create(config, device="meta").state_dict().items()}
+    for name in sorted(expected.keys() | state.keys()):
+        if name not in state or name not in expected or state[name].shape != expected[name]:
+            raise WeightsError(
+                f"{path}: {name} does not fit the model",
+                expected=" × ".join(map(str, expected[name])) if name in expected else "no such tensor",
+                got=" × ".join(map(str, state[name].shape)) if name in state else "no such tensor",
+            )
+
+
+def labels_from_config(config: Mapping[str, object], *, num_classes: int) -> tuple[str, ...]:
+    """Return the class names in a config.json of Hugging Face or timm, else class numbers."""
+    names = read_labels(config) or config.get("label_names")
+    if isinstance(names, list | tuple) and len(names) == num_classes:
+        return tuple(map(str, names))
+    return tuple(map(str, range(num_classes)))
+
+
+# Loading and saving
+
+
+def load(
+    source: Path | str,
+    *,
+    device: str | torch.device = "cpu",
+    dtype: torch.dtype | None = None,
+    format: str | None = None,  # noqa: A002  the word users type
+) -> Model:
+    """Load a model as its author evaluated it: in eval mode, with `.preprocess`, `.labels` and `.config`.
+
+    Args:
+        source: A run, an artifact, a weight file of any format or `hub:owner/name`.
+        device: Device of the parameters.
+        dtype: Floating-point type of the parameters; None keeps that of the file.
+        format: Name of the format, if it is detected wrongly.
+
+    >>> import tempfile, vitkit
+    >>> with tempfile.TemporaryDirectory() as path:
+    ...     vitkit.save(vitkit.create("Ti/16", image_size=32, num_classes=2), path, labels=["cat", "dog"])
+    ...     model = vitkit.load(path)
+    >>> model.labels, model.preprocess.image_size
+    (('cat', 'dog'), 32)
+    """
+    model = load_bundle(source, format=format).build_model()
+    return model.to(device=device, dtype=dtype)
+
+
+def load_bundle(source: Path | str, *, format: str | None = None) -> ModelBundle:  # noqa: A002
+    """Load weights with their configuration, preprocessing and labels, for the image size their origin evaluates at.
+
+    A tensor that is missing or left over is an error.
+    """
+    bundle, input_size = _read(source, format=format)
+    if pair(input_size) == pair(bundle.config.image_size):
+        return bundle
+    return adapt_bundle(bundle, AdaptRequest(image_size=input_size))[0]
+
+
+def load_stored_bundle(source: Path | str, *, format: str | None = None) -> ModelBundle:  # noqa: A002
+    """Load a bundle for the image size of its stored position embeddings, without resampling them."""
+    return _read(source, format=format)[0]
+
+
+def _read(source: Path | str, *, format: str | None) -> tuple[ModelBundle, Size]:  # noqa: A002
+    """Return the stored model and the image size that its origin evaluates at."""
+    path = resolve_source(source, format=format)
+    if reads_as_artifact(path, format):
+        bundle = artifact_io.read_artifact(path)
+        return bundle, bundle.config.image_size
+    with open_tensors(path) as tensors:
+        weights = identify(tensors, format=format)
+        weights.key_match.check()
+        state = dict(apply_rules(weights.rules, tensors))
+    check_shapes(state, weights.config, path=path)
+    return weights.to_bundle(state), weights.input_size
+
+
+def resolve_source(source: Path | str, *, format: str | None = None) -> Path:  # noqa: A002
+    """Return the local path of a source, downloading from the hub if necessary.
+
+    The weight file of an artifact stands for the artifact. An unknown format and a path that does not exist are errors.
+    """
+    find_format(format)
+    path = resolve_path(source)
+    if not path.exists():
+        parent = path.absolute().parent
+        entries = [entry for entry in parent.iterdir() if entry.exists()] if parent.is_dir() else []
+        neighbors = [str(path.with_name(entry.name)) for entry in entries]
+        hint = did_you_mean(str(path), neighbors) or "name a run, a weight file or hub:owner/name"
+        raise WeightsError(f"{path}: no such file or directory", hint=hint)
+    is_part = path.name == artifact_io.WEIGHTS and (path.parent / artifact_io.CHECKSUMS).is_file()
+    return path.parent if is_part and reads_as_artifact(path.parent, format) else path
+
+
+def reads_as_artifact(path: Path, format: str | None) -> bool:  # noqa: A002
+    """Return whether a path is read as an artifact. A directory without weights is, for the error message."""
+    if format is not None:
+        return format == artifact_io.FORMAT_NAME
+    return artifact_io.is_artifact(path) or not has_weights(path)
+
+
+def save(
+    model: Model, path: Path | str, *, labels: Sequence[str] | None = None, preprocessing: Preprocessing | None = None
+) -> None:
+    """Write an artifact that vitkit, timm and transformers load.
+
+    Labels and preprocessing default to those that the model was loaded with. A created model has class numbers for
+    labels, and the paper's preprocessing.
+    """
+    config = model.config
+    set_defaults(model)
+    labels = model.labels if labels is None else labels
+    if len(labels) != config.num_classes:
+        raise ConfigError("wrong number of labels", expected=f"{config.num_classes} labels", got=len(labels))
+    preprocessing = model.preprocess if preprocessing is None else preprocessing
+    if preprocessing.channels != config.channels:
+        message = "the preprocessing has another number of channels than the model"
+        raise ConfigError(message, expected=f"{config.channels} channels", got=preprocessing.channels)
+    bundle = ModelBundle(
+        name=model.name,
+        config=config,
+        state={name: tensor.detach() for name, tensor in model.state_dict().items()},
+        preprocessing=preprocessing,
+        labels=tuple(labels),
+    )
+    artifact_io.write_artifact(path, bundle)

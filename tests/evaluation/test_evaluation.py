@@ -1,0 +1,119 @@
+"""Evaluation results: consistent metrics, strict JSON, rejected inputs."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from vitkit.core.errors import DataError, InputError
+from vitkit.evaluation.evaluation import EvaluationResult, evaluate_logits
+
+
+def a_case(images: int = 300, num_classes: int = 7) -> tuple[Tensor, Tensor, tuple[str, ...]]:
+    labels = torch.randint(0, num_classes - 1, (images,))  # the last class has no images
+    logits = torch.randn(images, num_classes)
+    logits[torch.arange(images), labels] += 1.5
+    return logits, labels, tuple(f"class {label}" for label in range(num_classes))
+
+
+def an_evaluation() -> EvaluationResult:
+    logits, labels, classes = a_case()
+    return evaluate_logits(logits, labels, labels=classes)
+
+
+def test_metrics_are_consistent() -> None:
+    evaluation = an_evaluation()
+    assert evaluation.count == 300 == evaluation.confusion.sum() == evaluation.calibration.count.sum()
+    assert evaluation.top1 == pytest.approx(evaluation.confusion.trace() / 300)
+    assert evaluation.top1 == pytest.approx((evaluation.targets == evaluation.predictions).mean())
+    assert evaluation.top1 < evaluation.top5 < 1
+    for name, share in (("top1", evaluation.top1), ("top5", evaluation.top5)):
+        low, high = evaluation.intervals[name]
+        assert low < share < high
+    recalled = sum(one.count * (one.recall or 0.0) for one in evaluation.per_class)
+    assert recalled / 300 == pytest.approx(evaluation.top1)
+
+
+def test_top5_is_one_with_fewer_than_five_classes() -> None:
+    assert evaluate_logits(torch.randn(20, 3), torch.arange(20) % 3, labels=("a", "b", "c")).top5 == 1.0
+
+
+def test_single_class_is_evaluated() -> None:
+    evaluation = evaluate_logits(torch.randn(4, 1), torch.zeros(4, dtype=torch.int64), labels=("only",))
+    assert (evaluation.top1, evaluation.ece, evaluation.nll) == (1.0, 0.0, 0.0)
+
+
+def test_mistakes_are_sorted_by_probability() -> None:
+    logits, labels, classes = a_case()
+    probabilities = logits.double().softmax(dim=1)
+    mistakes = evaluate_logits(logits, labels, labels=classes).mistakes(10)
+    assert len(mistakes) == 10
+    sureness = [mistake.probability for mistake in mistakes]
+    assert sureness == sorted(sureness, reverse=True)
+    for mistake in mistakes:
+        assert mistake.target == labels[mistake.index] != mistake.predicted == logits[mistake.index].argmax()
+        assert mistake.probability == pytest.approx(probabilities[mistake.index, mistake.predicted].item(), abs=1e-6)
+        assert mistake.target_probability == pytest.approx(
+            probabilities[mistake.index, mistake.target].item(), abs=1e-6
+        )
+    wrong = probabilities.amax(dim=1)[logits.argmax(dim=1) != labels]
+    assert sureness[0] == pytest.approx(wrong.max().item(), abs=1e-6)
+
+
+def test_perfect_model_has_no_mistakes() -> None:
+    evaluation = evaluate_logits(torch.eye(3) * 9, torch.arange(3), labels=("a", "b", "c"))
+    assert evaluation.mistakes(5) == []
+
+
+def test_json_is_strict_and_keeps_its_keys() -> None:
+    evaluation = an_evaluation()
+    plain = evaluation.to_dict()
+    assert json.loads(json.dumps(plain, allow_nan=False)) == plain
+    assert {"top1", "top5", "count", "per_class", "ece", "nll", "intervals", "confusion", "calibration"} <= set(plain)
+    assert plain["per_class"][6] == {  # type: ignore[index]
+        "name": "class 6",
+        "count": 0,
+        "recall": None,
+        "precision": 0.0,
+        "f1": 0.0,
+    }
+
+
+def test_seed_affects_only_intervals() -> None:
+    logits, labels, classes = a_case()
+    first, second = (evaluate_logits(logits, labels, labels=classes, seed=seed) for seed in (0, 1))
+    assert first.intervals != second.intervals
+    assert (first.top1, first.ece, first.nll) == (second.top1, second.ece, second.nll)
+    np.testing.assert_array_equal(first.confusion, second.confusion)
+
+
+def test_targets_may_be_of_any_integer_type() -> None:
+    logits, labels, classes = a_case()
+    assert (
+        evaluate_logits(logits, labels.int(), labels=classes).to_dict()
+        == evaluate_logits(logits, labels, labels=classes).to_dict()
+    )
+
+
+def test_empty_split_is_rejected() -> None:
+    with pytest.raises(DataError, match="no images"):
+        evaluate_logits(torch.zeros(0, 2), torch.zeros(0, dtype=torch.int64), labels=("a", "b"))
+
+
+def test_wrong_number_of_labels_is_rejected() -> None:
+    with pytest.raises(InputError, match="expected 3 classes, got 2"):
+        evaluate_logits(torch.zeros(1, 2), torch.tensor([0]), labels=("a", "b", "c"))
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
+def test_non_finite_logits_are_rejected(bad: float) -> None:
+    with pytest.raises(InputError, match="not finite"):
+        evaluate_logits(torch.tensor([[0.0, bad]]), torch.tensor([0]), labels=("a", "b"))
+
+
+@pytest.mark.parametrize("label", [-1, 2])
+def test_target_out_of_range_is_rejected(label: int) -> None:
+    with pytest.raises(InputError, match=f"expected 0…1, got {label}"):
+        evaluate_logits(torch.zeros(2, 2), torch.tensor([0, label]), labels=("a", "b"))

@@ -1,0 +1,131 @@
+"""Metrics: hand-worked cases, and scikit-learn's and scipy's answers to the same questions."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import special, stats
+from torch import Tensor
+
+from vitkit.evaluation.metrics import (
+    bootstrap_interval,
+    calibration,
+    class_scores,
+    confidences,
+    confusion_matrix,
+    negative_log_likelihood,
+    top_k,
+)
+
+LABELS = torch.tensor([0, 0, 0, 1, 1, 2, 2, 2, 2, 0])
+PREDICTIONS = torch.tensor([0, 1, 0, 1, 2, 2, 2, 0, 2, 3])
+
+
+def random_logits(images: int, num_classes: int) -> Tensor:
+    return torch.randn(images, num_classes) * 3
+
+
+@given(images=st.integers(1, 30), num_classes=st.integers(1, 8), k=st.integers(1, 9))
+def test_top_k_equals_a_stable_sort(images: int, num_classes: int, k: int) -> None:
+    logits = torch.randint(0, 4, (images, num_classes)).float()  # few values: many ties
+    labels = torch.randint(0, num_classes, (images,))
+    order = np.argsort(-logits.numpy(), axis=1, kind="stable")[:, :k]
+    expected = [int(label) in row for label, row in zip(labels, order, strict=True)]
+    assert top_k(logits, labels, k=k).tolist() == expected
+
+
+def test_zero_logits_are_correct_by_chance() -> None:
+    labels = torch.arange(100) % 10
+    assert top_k(torch.zeros(100, 10), labels, k=1).float().mean() == pytest.approx(0.1)
+    assert top_k(torch.zeros(100, 10), labels, k=5).float().mean() == pytest.approx(0.5)
+
+
+def test_confusion_matrix_rows_are_targets() -> None:
+    expected = [[2, 1, 0, 1], [0, 1, 1, 0], [1, 0, 3, 0], [0, 0, 0, 0]]
+    assert confusion_matrix(LABELS, PREDICTIONS, num_classes=4).tolist() == expected
+
+
+def test_class_scores_equal_scikit_learn() -> None:
+    # precision_recall_fscore_support(LABELS, PREDICTIONS, labels=range(4), zero_division=nan) of scikit-learn 1.9.1
+    scores = class_scores(confusion_matrix(LABELS, PREDICTIONS, num_classes=4))
+    assert scores.count.tolist() == [4, 2, 4, 0]
+    np.testing.assert_allclose(scores.recall, [0.5, 0.5, 0.75, math.nan])
+    np.testing.assert_allclose(scores.precision, [2 / 3, 0.5, 0.75, 0.0])
+    np.testing.assert_allclose(scores.f1, [4 / 7, 0.5, 0.75, 0.0])
+
+
+def test_absent_class_has_no_scores() -> None:
+    scores = class_scores(torch.tensor([[3, 0], [0, 0]]))
+    assert np.isnan([scores.recall[1], scores.precision[1], scores.f1[1]]).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_nll_and_confidence_equal_softmax(dtype: torch.dtype) -> None:
+    logits, labels = random_logits(50, 7).to(dtype), torch.randint(0, 7, (50,))
+    expected = special.log_softmax(logits.double().numpy(), axis=1)
+    surprise = negative_log_likelihood(logits, labels)
+    assert surprise.dtype == torch.float64
+    # The exponentials are in single precision unless the logits are double.
+    np.testing.assert_allclose(surprise, -expected[np.arange(50), labels], rtol=0, atol=1e-6)
+    np.testing.assert_allclose(confidences(logits), np.exp(expected.max(axis=1)), rtol=0, atol=1e-6)
+
+
+def test_huge_logits_do_not_overflow() -> None:
+    logits = torch.tensor([[1e30, 0.0], [-1e30, 0.0]])
+    assert confidences(logits).tolist() == [1.0, 1.0]
+    assert negative_log_likelihood(logits, torch.tensor([0, 1])).tolist() == [0.0, 0.0]
+
+
+def test_calibration_error_by_hand() -> None:
+    # Bin (12/15, 13/15]: confidence 0.85, accuracy 0.5. Bin (8/15, 9/15]: confidence 0.55, accuracy 1.
+    result = calibration(torch.tensor([0.85, 0.85, 0.55, 0.55]).double(), torch.tensor([True, False, True, True]))
+    assert result.error == pytest.approx(0.5 * 0.35 + 0.5 * 0.45)
+    assert np.flatnonzero(result.count).tolist() == [8, 12]
+    assert result.confidence[8] == pytest.approx(0.55)
+    assert result.accuracy[12] == 0.5
+    assert np.isnan(result.accuracy[0])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("number", range(1, 16))
+def test_bins_are_closed_above(number: int, dtype: torch.dtype) -> None:
+    edge = torch.tensor([number / 15], dtype=dtype)
+    assert calibration(edge, torch.tensor([True])).count.argmax() == number - 1
+
+
+def test_bins_hold_every_image_once() -> None:
+    assert calibration(torch.tensor([0.0, 1.0]), torch.tensor([True, True])).count.tolist() == [1] + [0] * 13 + [1]
+
+
+def test_calibrated_model_has_no_error() -> None:
+    assert calibration(torch.full([8], 0.75), torch.arange(8) < 6).error == 0
+
+
+def test_bootstrap_depends_on_the_seed() -> None:
+    correct = torch.arange(997) < 700
+    assert bootstrap_interval(correct, seed=1) == bootstrap_interval(correct, seed=1)
+    assert bootstrap_interval(correct, seed=1) != bootstrap_interval(correct, seed=2)
+
+
+def test_bootstrap_equals_scipy() -> None:
+    correct = torch.arange(400) < 300
+    result = stats.bootstrap(
+        (correct.double().numpy(),), np.mean, n_resamples=2000, method="percentile", rng=np.random.default_rng(0)
+    )
+    # Ends of 1,000 resamples stray by about 0.002 here; the standard error of the mean is 0.022.
+    expected = (result.confidence_interval.low, result.confidence_interval.high)
+    assert bootstrap_interval(correct) == pytest.approx(expected, abs=0.008)
+
+
+def test_higher_level_gives_a_wider_interval() -> None:
+    correct = torch.arange(500) < 400
+    narrow, wide = (bootstrap_interval(correct, level=level) for level in (0.5, 0.99))
+    assert wide[0] < narrow[0] < 0.8 < narrow[1] < wide[1]
+
+
+@pytest.mark.parametrize("right", [0, 20])
+def test_interval_of_constant_correctness_has_no_width(right: int) -> None:
+    assert bootstrap_interval(torch.arange(20) < right) == (right / 20, right / 20)

@@ -1,0 +1,205 @@
+"""Compilation of the native library: once per machine, private and intact."""
+
+import os
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from vitkit.inference.native import library
+from vitkit.inference.native.library import EngineError, build_library, find_compiler, is_built
+
+pytestmark = pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler here")
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty cache, and sources that compile quickly."""
+    sources = tmp_path / "sources"
+    sources.mkdir()
+    (sources / "engine.cpp").write_text(
+        '#include "part.h"\nextern "C" __attribute__((visibility("default"))) int answer() { return ANSWER; }\n'
+    )
+    (sources / "part.h").write_text("#define ANSWER 42\n")
+    monkeypatch.setattr(library, "SOURCES", sources)
+    monkeypatch.setenv("VITKIT_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def compiler_calls(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """A compiler selected by CXX; return the file in which it logs its arguments."""
+    log = tmp_path / "log"
+    real = find_compiler()
+    assert real is not None
+    wrapper = tmp_path / "my compiler"
+    wrapper.write_text(f'#!/bin/sh\necho "$@" >> "{log}"\nexec {real[0]} "$@"\n')
+    wrapper.chmod(0o755)
+    monkeypatch.setenv("CXX", f"'{wrapper}' -DTHEIRS")
+    return log
+
+
+def libraries(cache: Path) -> list[str]:
+    return sorted(path.name for path in (cache / "kernels").glob("*") if not path.name.endswith(".lock"))
+
+
+def test_library_is_compiled_once(cache) -> None:
+    assert not is_built()
+    path = build_library()
+    changed = path.stat().st_mtime_ns
+    assert is_built()
+    assert build_library() == path
+    assert path.stat().st_mtime_ns == changed
+    assert libraries(cache) == [path.name]
+
+
+def test_changed_sources_give_another_library(cache) -> None:
+    first = build_library()
+    (library.SOURCES / "part.h").write_text("#define ANSWER 43\n")
+    assert not is_built()
+    assert build_library() != first
+    assert len(libraries(cache)) == 2
+
+
+def test_another_machine_has_another_library(cache, monkeypatch) -> None:
+    first = build_library()
+    monkeypatch.setattr(library, "_machine", lambda: "a machine with fewer instructions")
+    assert build_library() != first
+
+
+@pytest.fixture
+def mac(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
+    """Identify the CPU as on macOS; return the file with its name."""
+    name = tmp_path / "name"
+    monkeypatch.setattr(library.platform, "system", lambda: "Darwin")
+    monkeypatch.setattr(library, "SYSCTL", ("cat", str(name)))
+    library._cpu.cache_clear()
+    yield name
+    library._cpu.cache_clear()
+
+
+def test_two_macs_have_two_libraries(cache, mac) -> None:
+    paths = []
+    for cpu in ("Intel(R) Core(TM) i5-4258U", "Apple M4"):
+        mac.write_text(f"{cpu}\n")
+        library._cpu.cache_clear()
+        paths.append(build_library())
+    assert len(set(paths)) == len(libraries(cache)) == 2
+
+
+@pytest.mark.parametrize("is_known", [True, False])
+def test_native_flags_need_a_known_cpu(cache, mac, is_known, compiler_calls, monkeypatch) -> None:
+    if is_known:
+        mac.write_text("Apple M4\n")
+    else:
+        monkeypatch.setattr(library, "SYSCTL", (str(mac / "no such command"),))
+    build_library()
+    assert ("-march=native" in compiler_calls.read_text()) == is_known
+
+
+@pytest.mark.parametrize("damage", [b"", b"not a library", None])
+def test_damaged_library_is_rebuilt(cache, damage) -> None:
+    path = build_library()
+    whole = path.read_bytes()
+    path.write_bytes(whole[: len(whole) // 2] if damage is None else damage)
+    assert not is_built()
+    assert build_library() == path
+    assert path.read_bytes()[:4] == whole[:4]
+    assert is_built()
+
+
+def test_library_is_private_for_any_umask(cache) -> None:
+    before = os.umask(0)
+    try:
+        path = build_library()
+    finally:
+        os.umask(before)
+    assert {stat.S_IMODE(each.stat().st_mode) for each in (cache, cache / "kernels")} == {0o700}
+    assert not path.stat().st_mode & 0o022
+    path.chmod(0o777)
+    assert not is_built()
+    assert build_library() == path
+    assert not path.stat().st_mode & 0o022
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o1777, 0o775])
+def test_library_in_a_shared_directory_is_not_loaded(cache, mode) -> None:
+    planted = build_library()
+    cache.chmod(mode)
+    assert not is_built()
+    own = build_library()
+    assert own.parent == cache / f"of-{os.geteuid()}" / "kernels"
+    assert stat.S_IMODE(own.parent.stat().st_mode) == 0o700
+    assert (is_built(), build_library(), planted.exists()) == (True, own, True)
+    own.parent.chmod(0o777)
+    assert not is_built()
+    with pytest.raises(EngineError, match="other users can write to"):
+        build_library()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file to somebody else")
+@pytest.mark.parametrize("owned", ["library", "cache"])
+def test_library_of_another_user_is_not_loaded(cache, owned) -> None:
+    path = build_library()
+    os.chown(path if owned == "library" else cache, 12345, 12345)
+    assert not is_built()
+    path = build_library()
+    assert path.stat().st_uid == path.parent.stat().st_uid == 0
+
+
+def test_undecodable_compiler_output_is_quoted(cache, monkeypatch, tmp_path) -> None:
+    own = tmp_path / "compiler"
+    own.write_bytes(b"#!/bin/sh\nprintf 'error: \\377\\376 no\\n' >&2\nexit 1\n")
+    own.chmod(0o755)
+    monkeypatch.setenv("CXX", str(own))
+    with pytest.raises(EngineError, match="could not compile"):
+        build_library()
+    assert libraries(cache) == []
+
+
+def test_missing_compiler_is_reported(cache, monkeypatch) -> None:
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.delenv("CXX", raising=False)
+    with pytest.raises(EngineError, match="no C\\+\\+ compiler") as caught:
+        build_library()
+    assert "CXX" in str(caught.value)
+    assert not cache.exists()
+
+
+def test_existing_library_needs_no_compiler(cache, monkeypatch) -> None:
+    path = build_library()
+    monkeypatch.setenv("PATH", "")
+    assert is_built()
+    assert build_library() == path
+
+
+def test_compiler_error_is_quoted(cache) -> None:
+    (library.SOURCES / "part.h").write_text("#error this machine has no numbers\n")
+    with pytest.raises(EngineError, match="no numbers"):
+        build_library()
+    assert libraries(cache) == []
+
+
+def test_unwritable_cache_is_reported(cache) -> None:
+    cache.write_text("a file, not a directory")
+    with pytest.raises(EngineError, match="cannot be stored"):
+        build_library()
+
+
+def test_cxx_selects_the_compiler(cache, compiler_calls) -> None:
+    build_library()
+    assert "-DTHEIRS" in compiler_calls.read_text()
+
+
+def test_concurrent_builds_leave_one_library(cache) -> None:
+    script = (
+        "import ctypes, sys, pathlib\nfrom vitkit.inference.native import library\n"
+        "library.SOURCES = pathlib.Path(sys.argv[1])\n"
+        "assert ctypes.CDLL(str(library.build_library())).answer() == 42"
+    )
+    processes = [subprocess.Popen([sys.executable, "-c", script, str(library.SOURCES)]) for _ in range(2)]
+    assert [process.wait(120) for process in processes] == [0, 0]
+    assert len(libraries(cache)) == 1

@@ -1,0 +1,141 @@
+"""Datasets of a run: unreadable files, splits, and changes between starts."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from vitkit.core.errors import DataError
+from vitkit.core.signals import StopFlag, StopRequested
+from vitkit.data.dataset import fingerprint_source
+from vitkit.training.config import DataConfig, RunConfig
+from vitkit.training.data import RunData, open_run_data
+from vitkit.training.distributed import Ranks
+from vitkit.training.run_dir import RunContext, RunDir
+
+
+@pytest.fixture
+def run_dir(tmp_path) -> RunDir:
+    (tmp_path / "run").mkdir()
+    return RunDir(tmp_path / "run")
+
+
+def write_images(path: Path, *, count: int = 10, bad: int = 0) -> None:
+    path.mkdir(parents=True)
+    for number in range(count):
+        file = path / f"{number}.png"
+        Image.fromarray(np.full((4, 4), number, dtype=np.uint8)).save(file)
+        if number < bad:
+            file.write_bytes(b"")
+
+
+def open_data(path: Path, run_dir: RunDir, *, stop: StopFlag | None = None, **changes: object) -> RunData:
+    config = RunConfig(data=replace(DataConfig(path=str(path), channels=1), **changes))
+    ranks = Ranks(device=torch.device("cpu"))
+    return open_run_data(RunContext(config=config, run_dir=run_dir, ranks=ranks, workers=0, stop=stop or StopFlag()))
+
+
+def names(source: object) -> list[str]:
+    return [source.name(index) for index in range(len(source))]
+
+
+def test_validation_is_held_out_and_bad_files_excluded(tmp_path, run_dir) -> None:
+    for label in "ab":
+        write_images(tmp_path / "set" / label, bad=1)
+    data = open_data(tmp_path / "set", run_dir, val_fraction=0.2)
+    assert (len(data.train), len(data.val or ()), data.test, data.bad) == (14, 4, None, 2)
+    everything = names(data.train) + names(data.val)
+    assert len(set(everything)) == 18
+    assert not {"a/0.png", "b/0.png"} & set(everything)
+    assert data.evaluation_split is not None
+    assert data.evaluation_split[0] == "val"
+
+
+def test_existing_splits_are_used(tmp_path, run_dir) -> None:
+    for split, count in (("train", 6), ("val", 3), ("test", 2)):
+        for label in "ab":
+            write_images(tmp_path / "set" / split / label, count=count)
+    data = open_data(tmp_path / "set", run_dir)
+    assert [len(part) for part in (data.train, data.val, data.test)] == [12, 6, 4]
+    other = RunDir(tmp_path / "other")
+    other.path.mkdir()
+    data = open_data(tmp_path / "set", other, train_on="all")
+    assert (len(data.train), data.val, len(data.test)) == (18, None, 4)
+
+
+def test_val_fraction_0_holds_out_nothing(tmp_path, run_dir) -> None:
+    write_images(tmp_path / "set" / "a")
+    write_images(tmp_path / "set" / "b")
+    data = open_data(tmp_path / "set", run_dir, val_fraction=0.0)
+    assert (len(data.train), data.val, data.evaluation_split) == (20, None, None)
+
+
+def test_too_many_bad_files_fail_the_run(tmp_path, run_dir) -> None:
+    write_images(tmp_path / "set" / "a", bad=5)
+    write_images(tmp_path / "set" / "b")
+    with pytest.raises(DataError, match="5 of 20"):
+        open_data(tmp_path / "set", run_dir)
+
+
+def test_images_are_verified_once_per_run(tmp_path, run_dir) -> None:
+    write_images(tmp_path / "set" / "a", bad=1)
+    write_images(tmp_path / "set" / "b")
+    first = open_data(tmp_path / "set", run_dir)
+    Image.fromarray(np.zeros((4, 4), dtype=np.uint8)).save(tmp_path / "set" / "a" / "0.png")
+    again = open_data(tmp_path / "set", run_dir)
+    assert names(again.train) == names(first.train), "a file that was repaired meanwhile would change the order"
+
+
+def test_verification_can_be_stopped(tmp_path, run_dir) -> None:
+    write_images(tmp_path / "set" / "a")
+    write_images(tmp_path / "set" / "b")
+    with pytest.raises(StopRequested):
+        open_data(tmp_path / "set", run_dir, stop=StopFlag("SIGTERM"))
+    assert not run_dir.bad_files.exists()
+
+
+@pytest.mark.parametrize("split", ["train", "val"])
+@pytest.mark.parametrize("change", ["renamed", "added"])
+def test_changed_images_are_rejected(tmp_path, run_dir, split, change) -> None:
+    for each in ("train", "val"):
+        for label in "ab":
+            write_images(tmp_path / "set" / each / label)
+    open_data(tmp_path / "set", run_dir)
+    image = tmp_path / "set" / split / "a" / "3.png"
+    if change == "renamed":
+        image.rename(image.with_name("3b.png"))
+    else:
+        image.with_name("3b.png").write_bytes(image.read_bytes())
+    with pytest.raises(DataError, match="have changed since the run began"):
+        open_data(tmp_path / "set", run_dir)
+
+
+def test_damaged_data_json_is_an_error(tmp_path, run_dir) -> None:
+    write_images(tmp_path / "set" / "a")
+    write_images(tmp_path / "set" / "b")
+    open_data(tmp_path / "set", run_dir)
+    assert json.loads(run_dir.data.read_bytes())["images"] == {"train": 18, "val": 2}
+    run_dir.data.write_bytes(b"[3")
+    with pytest.raises(DataError, match=r"data\.json"):
+        open_data(tmp_path / "set", run_dir)
+
+
+def test_fingerprint_depends_on_order_of_labels(tmp_path, run_dir) -> None:
+    write_images(tmp_path / "set" / "a")
+    write_images(tmp_path / "set" / "b")
+    train = open_data(tmp_path / "set", run_dir, val_fraction=0.0).train
+    before = fingerprint_source(train)
+    assert before == fingerprint_source(train)
+    train.labels = train.labels[::-1].copy()
+    assert fingerprint_source(train) != before
+
+
+def test_unlabeled_images_are_rejected_with_a_hint(tmp_path, run_dir) -> None:
+    write_images(tmp_path / "set")
+    with pytest.raises(DataError) as caught:
+        open_data(tmp_path / "set", run_dir)
+    assert caught.value.hint

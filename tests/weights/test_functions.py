@@ -1,0 +1,74 @@
+"""Tests of describe_weights, convert, diff_weights, adapt and verify as Python functions."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+import vitkit
+from vitkit.cli.main import main
+from vitkit.core.errors import ConfigError, WeightsError
+from vitkit.weights.adapt import adapt
+from vitkit.weights.convert import convert
+from vitkit.weights.describe import describe_weights, diff_weights
+from vitkit.weights.verify import verify
+
+SETTINGS = ("width=64", "depth=1", "heads=1", "mlp_dim=64")
+
+
+@pytest.fixture
+def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    created = vitkit.create("Ti/16", image_size=32, patch_size=8, num_classes=2, settings=SETTINGS)
+    vitkit.save(created, "model", labels=["cat", "dog"])
+    return Path("model")
+
+
+CALLS = {
+    "info": (lambda: describe_weights("model"), ("info", "model")),
+    "convert": (
+        lambda: convert("model", "out.npz", to="google", overwrite=True),
+        ("convert", "model", "out.npz", "--to", "google", "--force"),
+    ),
+    "diff": (lambda: diff_weights("model", "model"), ("diff", "model", "model")),
+    "adapt": (
+        lambda: adapt("model", "out", image_size=16, overwrite=True),
+        ("adapt", "model", "out", "--image-size", "16", "--force"),
+    ),
+    "verify": (lambda: verify("model"), ("verify", "model")),
+}
+
+
+@pytest.mark.parametrize(("function", "arguments"), CALLS.values(), ids=CALLS)
+def test_to_dict_equals_the_json_of_the_command(model, function, arguments, capsys) -> None:
+    result = function().to_dict()
+    assert main(["weights", *arguments, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == json.loads(json.dumps(result))
+
+
+def test_adapt_without_out_writes_nothing(model) -> None:
+    result = adapt(model, channels=1, labels=["dog", "owl"])
+    assert result.path is None
+    assert [path.name for path in Path().iterdir()] == ["model"]
+    assert result.model.labels == ("dog", "owl")
+    with torch.no_grad():
+        assert result.model(torch.rand(1, 1, 32, 32)).shape == (1, 2)
+
+
+def test_adapt_refuses_labels_together_with_num_classes(model) -> None:
+    with pytest.raises(ConfigError, match="labels already set"):
+        adapt(model, num_classes=3, labels=["a", "b", "c"])
+
+
+def test_convert_refuses_to_overwrite(model) -> None:
+    Path("out.npz").touch()
+    with pytest.raises(WeightsError, match="already exists"):
+        convert(model, "out.npz", to="google")
+
+
+def test_unsupported_format_leaves_an_existing_artifact_intact(model) -> None:
+    adapt(model, "bare", num_classes=0)
+    with pytest.raises(WeightsError, match="cannot represent"):
+        convert("bare", "model", to="huggingface-deit", overwrite=True)
+    assert verify(model).agrees

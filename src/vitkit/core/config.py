@@ -99,16 +99,63 @@ def apply_overrides(config: Config, assignments: Sequence[str]) -> Config:
     >>> apply_overrides(Model(), ["name=123", "image_size=224x320", "dropout=none"])
     Model(name='123', image_size=(224, 320), dropout=None)
     """
-    texts: dict[str, str] = {}
+    return apply_settings(config, parse_assignments(assignments))
+
+
+def parse_assignments(assignments: Sequence[str]) -> dict[str, object]:
+    """Return `section.key=value` assignments as settings whose values `apply_settings` interprets by their field."""
+    texts: dict[str, object] = {}
     for assignment in assignments:
         key, equals, text = assignment.partition("=")
         if not equals or not all(key.split(".")):
             raise ConfigError(f"cannot read the assignment {assignment!r}", expected="section.key=value")
-        for earlier, value in texts.items():
+        if key in texts:
+            raise ConfigError(f"{key} is assigned twice", got=f"{key}={texts[key]} and {assignment}")
+        texts[key] = _Text(text)
+    return texts
+
+
+def apply_settings(config: Config, settings: Mapping[str, object]) -> Config:
+    """Apply settings by dotted or nested keys to a configuration, all at once, so their order does not matter.
+
+    >>> @dataclasses.dataclass(frozen=True, kw_only=True)
+    ... class Optimizer:
+    ...     name: str = "adam"
+    ...     weight_decay: float = 0.0
+    >>> @dataclasses.dataclass(frozen=True, kw_only=True)
+    ... class Run:
+    ...     seed: int = 0
+    ...     optimizer: Optimizer = Optimizer()
+    >>> apply_settings(Run(), {"optimizer.weight_decay": 0.1, "seed": 3})
+    Run(seed=3, optimizer=Optimizer(name='adam', weight_decay=0.1))
+    """
+    flat = flatten_settings(settings)
+    for key, value in flat.items():
+        for earlier, other in flat.items():
+            if earlier == key:
+                break
             if f"{key}.".startswith(f"{earlier}.") or f"{earlier}.".startswith(f"{key}."):
-                raise ConfigError(f"{key} is assigned twice", got=f"{earlier}={value} and {assignment}")
-        texts[key] = text
-    return from_mapping(type(config), _nested(texts), base=config)
+                raise ConfigError(f"{key} is assigned twice", got=f"{earlier}={other} and {key}={value}")
+    return from_mapping(type(config), _nested(flat), base=config)
+
+
+def flatten_settings(settings: Mapping[str, object]) -> dict[str, object]:
+    """Return settings by dotted keys.
+
+    >>> flatten_settings({"schedule": {"lr": 0.1}, "model.name": "B/16"})
+    {'schedule.lr': 0.1, 'model.name': 'B/16'}
+    """
+    flat: dict[str, object] = {}
+    for key, value in settings.items():
+        if not all(key.split(".")):
+            raise ConfigError(f"{key!r} is not a key", expected="section.key")
+        values = flatten_settings(value) if isinstance(value, Mapping) else {"": value}
+        for name, inner in values.items():
+            dotted = f"{key}.{name}" if name else key
+            if dotted in flat:
+                raise ConfigError(f"{dotted} is assigned twice", got=f"{flat[dotted]} and {inner}")
+            flat[dotted] = inner
+    return flat
 
 
 # Fields and their annotations
@@ -186,6 +233,9 @@ class _Text:
 
     text: str
 
+    def __str__(self) -> str:
+        return self.text
+
     def interpretations(self) -> list[object]:
         """Return the possible values, the preferred one first."""
         values: list[object] = []
@@ -201,15 +251,15 @@ class _Text:
         return values
 
 
-def _nested(texts: Mapping[str, str]) -> dict[str, object]:
-    """Turn `{"a.b": "1", "c": "2"}` into `{"a": {"b": …}, "c": …}`."""
+def _nested(settings: Mapping[str, object]) -> dict[str, object]:
+    """Turn `{"a.b": 1, "c": 2}` into `{"a": {"b": 1}, "c": 2}`."""
     nested: dict[str, Any] = {}
-    for key, text in texts.items():
+    for key, value in settings.items():
         *sections, name = key.split(".")
         section = nested
         for each in sections:
             section = section.setdefault(each, {})
-        section[name] = _Text(text)
+        section[name] = value
     return nested
 
 

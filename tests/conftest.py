@@ -19,8 +19,9 @@ from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 
 TESTS = Path(__file__).parent
-WITHOUT_TYPE_CHECKS = {"cli", "docs", "report", "security", "server", "training"}
-"""Directories of tests of whole commands, where checks of shapes and types at run time take more than half of the time.
+WITHOUT_TYPE_CHECKS = {"api", "cli", "docs", "report", "security", "server", "training"}
+"""Directories of tests of whole commands and public functions, where checks of shapes and types at run time take more
+than half of the time, and would reject wrong arguments before the function can explain them.
 
 The same functions are checked in the directories of their packages, and training in the modules below.
 """

@@ -7,20 +7,22 @@ from typing import TYPE_CHECKING, TypeAlias, Union
 from vitkit.core.sizes import Size
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-    from PIL import Image
-    from torch import Tensor
+    import numpy.typing
+    import PIL.Image
+    import torch
 
-    from vitkit.model.resnet import BiT
-    from vitkit.model.vit import ViT
+    import vitkit.model.resnet
+    import vitkit.model.vit
 
 __all__ = ["DataSource", "ImageLike", "ModelSource", "Path", "Settings", "Size"]
 
+# Forward references have full names, so that they are resolved in every module that uses these types.
 Path: TypeAlias = str | PathLike[str]
-ModelSource: TypeAlias = Union[str, PathLike[str], "ViT", "BiT"]
+ModelSource: TypeAlias = Union[str, PathLike[str], "vitkit.model.vit.ViT", "vitkit.model.resnet.BiT"]
 """A run, an artifact, a weight file, `hub:owner/name`, the name of a published model, or a model itself."""
-ImageLike: TypeAlias = Union[str, PathLike[str], bytes, "Image.Image", "NDArray[np.uint8]", "Tensor"]
+ImageLike: TypeAlias = Union[
+    str, PathLike[str], bytes, "PIL.Image.Image", "numpy.typing.NDArray[numpy.uint8]", "torch.Tensor"
+]
 """A path, an encoded file, a Pillow image, or uint8 pixels: an array H × W or H × W × C, or a tensor C × H × W."""
 DataSource: TypeAlias = (
     str | PathLike[str] | Sequence[tuple[ImageLike, str]] | Mapping[str, Sequence[tuple[ImageLike, str]]]

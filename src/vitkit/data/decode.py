@@ -110,9 +110,9 @@ def decode(
 def load_image(image: ImageLike, *, channels: int = 3) -> DecodedImage:
     """Decode an image in any form that users have it in. Errors name the file."""
     if isinstance(image, Image.Image):
-        return decode(_to_array(image, channels), channels=channels)
+        return decode(pillow_to_array(image, channels=channels), channels=channels)
     if isinstance(image, Tensor):
-        return decode(_tensor_to_array(image), channels=channels)
+        return decode(tensor_to_array(image), channels=channels)
     if isinstance(image, bytes | np.ndarray):
         return decode(image, channels=channels)
     try:
@@ -123,7 +123,8 @@ def load_image(image: ImageLike, *, channels: int = 3) -> DecodedImage:
         raise DataError(f"{image}: {summarize(error)}", hint=error.hint) from error
 
 
-def _tensor_to_array(image: Tensor) -> NDArray[np.uint8]:
+def tensor_to_array(image: Tensor) -> NDArray[np.uint8]:
+    """Return the pixels of a uint8 tensor C × H × W, with the channels last."""
     if image.ndim != 3 or image.dtype != uint8:
         raise InputError(
             "a tensor is not an image",
@@ -174,7 +175,7 @@ def _from_array(pixels: NDArray[np.uint8], *, channels: int) -> DecodedImage:
     return image if image.mode == mode else image.convert(mode)
 
 
-def _to_array(image: Image.Image, channels: int) -> NDArray[np.uint8]:
+def pillow_to_array(image: Image.Image, *, channels: int) -> NDArray[np.uint8]:
     """Return upright 8-bit pixels of a Pillow image, which may still have an EXIF orientation."""
     if image.mode.startswith(("I", "F")):
         raise DataError(

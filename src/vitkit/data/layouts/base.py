@@ -174,7 +174,7 @@ def check_files(root: Path, names: Sequence[str], *, where: str) -> None:
 
 
 def number_class_names(
-    path: Path, names: Mapping[str, Sequence[str]], *, numeric: bool = True
+    path: Path | str, names: Mapping[str, Sequence[str]], *, numeric: bool = True
 ) -> tuple[tuple[str, ...], dict[str, Labels]]:
     """Return the sorted classes and the labels of each split; if `numeric`, names that are numbers sort by value.
 

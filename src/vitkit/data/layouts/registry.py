@@ -2,7 +2,7 @@
 
 import os
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -19,6 +19,7 @@ from vitkit.data.layouts.folders import has_class_folders, has_images, open_fold
 from vitkit.data.layouts.imagenet import has_imagenet, open_imagenet
 from vitkit.data.layouts.manifests import find_manifests, has_vtab, open_manifest, open_vtab
 from vitkit.data.layouts.oxford import has_flowers, has_pets, open_flowers, open_pets
+from vitkit.data.layouts.pairs import Pairs, open_pairs, refuse_url
 from vitkit.data.layouts.parquet import open_parquet
 from vitkit.data.layouts.webdataset import open_webdataset
 
@@ -74,8 +75,13 @@ LAYOUTS: dict[str, Layout] = {
 EMBEDDED = ("digits", "fractals")
 
 
-def open_dataset(path: Path | str, *, layout: str | None = None, fractals: FractalConfig | None = None) -> Dataset:
-    """Open "digits", "fractals", a directory, a file, or a pattern such as data-{0000..0009}.tar.
+def open_dataset(
+    data: str | os.PathLike[str] | Pairs | Mapping[str, Pairs],
+    *,
+    layout: str | None = None,
+    fractals: FractalConfig | None = None,
+) -> Dataset:
+    """Open "digits", "fractals", a directory, a file, a pattern such as data-{0000..0009}.tar, or pairs in memory.
 
     >>> dataset = open_dataset("digits")
     >>> dataset.layout, len(dataset.classes), len(dataset.splits["train"])
@@ -89,11 +95,16 @@ def open_dataset(path: Path | str, *, layout: str | None = None, fractals: Fract
     if layout is not None and layout not in names:
         hint = did_you_mean(layout, names) or f"one of {', '.join(names)}"
         raise UnknownNameError(f"there is no layout called {layout}", hint=hint)
-    if str(path) in EMBEDDED and layout in (None, str(path)):
-        return open_digits() if str(path) == "digits" else make_fractals(fractals or FractalConfig())
+    if not isinstance(data, str | os.PathLike):
+        if layout is not None:
+            raise DataError("pairs of image and label have no other layout", got=layout, hint="leave the layout out")
+        return open_pairs(data)
+    if str(data) in EMBEDDED and layout in (None, str(data)):
+        return open_digits() if str(data) == "digits" else make_fractals(fractals or FractalConfig())
     if layout in EMBEDDED:
-        raise DataError(f"{layout} is part of vitkit and has no path", expected=layout, got=path)
-    path = Path(os.path.expanduser(path))  # noqa: PTH111 - Path.expanduser would make "./digits" "digits"
+        raise DataError(f"{layout} is part of vitkit and has no path", expected=layout, got=data)
+    refuse_url(data)
+    path = Path(os.path.expanduser(data))  # noqa: PTH111 - Path.expanduser would make "./digits" "digits"
     if not path.exists() and not is_pattern(path):
         raise DataError(f"{path} does not exist", hint=suggest_path(path))
     return LAYOUTS[layout or detect_layout(path)].open(path)

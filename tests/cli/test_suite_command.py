@@ -10,8 +10,8 @@ import pytest
 from cli.tiny_runs import Shell, photos, tree
 from data.vtab_tasks import task_folder
 
+from vitkit.api.progress import RunDisplay
 from vitkit.cli.main import main
-from vitkit.cli.progress import RichProgress
 from vitkit.evaluation.vtab import TASKS
 from vitkit.training.callbacks import StepMetrics
 
@@ -123,14 +123,14 @@ def test_interrupted_suite_resumes(shell, monkeypatch):
 
     steps = []
 
-    class Interrupting(RichProgress):
+    class Interrupting(RunDisplay):
         def on_step(self, metrics: StepMetrics) -> None:
             steps.append(metrics.step)
             if len(steps) == 4:  # within the second part
                 os.kill(os.getpid(), 2)
             super().on_step(metrics)
 
-    monkeypatch.setattr("vitkit.cli.progress.RichProgress", Interrupting)
+    monkeypatch.setattr("vitkit.api.progress.RunDisplay", Interrupting)
     stopped = shell("suite", "two.toml", "--out", "out", "--json")
     assert stopped.code == 75
     assert "run the same command again to resume" in stopped.stderr

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from cli.tiny_runs import Shell, assigned, photos, tree
 
-from vitkit.cli.progress import RichProgress
+from vitkit.api.progress import RunDisplay
 from vitkit.core.config import load_toml
 from vitkit.recipes.registry import find_recipe
 from vitkit.recipes.train import expand_keys, resolve_train_config
@@ -26,14 +26,14 @@ def shell(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytes
 
 def stop_at(step: int, monkeypatch: pytest.MonkeyPatch, *, by: signal.Signals = signal.SIGTERM) -> None:
     """Send a signal to this process after a step."""
-    show = RichProgress.on_step
+    show = RunDisplay.on_step
 
-    def on_step(self: RichProgress, metrics: StepMetrics) -> None:
+    def on_step(self: RunDisplay, metrics: StepMetrics) -> None:
         show(self, metrics)
         if metrics.step == step:
             os.kill(os.getpid(), by)
 
-    monkeypatch.setattr(RichProgress, "on_step", on_step)
+    monkeypatch.setattr(RunDisplay, "on_step", on_step)
 
 
 def test_train_and_eval_a_folder(shell):
@@ -79,7 +79,7 @@ def test_stopped_run_resumes_bit_for_bit(shell, monkeypatch, by):
 
 def test_signal_while_checking_images_stops(shell, monkeypatch):
     with monkeypatch.context() as patched:
-        patched.setattr(RichProgress, "on_progress", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
+        patched.setattr(RunDisplay, "on_progress", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
         stopped = shell.train("photos", "run")
     assert stopped.code == 75
     assert "step 1" not in stopped.stderr

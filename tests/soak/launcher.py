@@ -21,7 +21,7 @@ import torch
 import torch._dynamo  # optimizers import it
 import torch.distributed.fsdp
 
-import vitkit.cli.progress
+import vitkit.api.progress
 import vitkit.cli.running
 import vitkit.cli.train
 import vitkit.recipes.train

@@ -1,6 +1,5 @@
 """Common parts of the commands that train: a session that can be stopped, and printing of results."""
 
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -8,28 +7,23 @@ from typing import TYPE_CHECKING
 import click
 
 from vitkit.cli.console import print_json, print_sections, print_table, stderr_console
-from vitkit.core.environment import prepare_for_training
+from vitkit.core.environment import is_main_rank, prepare_for_training
 from vitkit.core.signals import EXIT_INTERRUPTED, StopFlag, StopRequested, catch_stop_signals
 
 if TYPE_CHECKING:
-    from vitkit.cli.progress import RichProgress
+    from vitkit.api.progress import RunDisplay
     from vitkit.training.run import RunResult, Trial
 
 
-def is_main_rank() -> bool:
-    """Return whether this process prints, if torchrun started several."""
-    return os.environ.get("RANK", "0") == "0"
-
-
 @contextmanager
-def training_session() -> "Iterator[tuple[RichProgress, StopFlag]]":
+def training_session() -> "Iterator[tuple[RunDisplay, StopFlag]]":
     """Show progress and handle stop signals, even those that arrive while torch is imported; exit 75 if stopped."""
     with catch_stop_signals() as stop:
         prepare_for_training()
-        from vitkit.cli.progress import RichProgress
+        from vitkit.api.progress import RunDisplay
 
         try:
-            with RichProgress() as progress:
+            with RunDisplay() as progress:
                 yield progress, stop
         except StopRequested:
             if is_main_rank():

@@ -7,7 +7,8 @@ import click
 
 from vitkit.cli.console import print_json, print_table, stderr_console
 from vitkit.cli.options import split_list
-from vitkit.cli.running import is_main_rank, parse_rates, training_session
+from vitkit.cli.running import parse_rates, training_session
+from vitkit.core.environment import is_main_rank
 from vitkit.core.formatting import MISSING, safe_text
 
 if TYPE_CHECKING:

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import click
 
-from vitkit.cli.running import is_main_rank, print_result, training_session
+from vitkit.cli.running import print_result, training_session
+from vitkit.core.environment import is_main_rank
 
 
 @click.command("train")

@@ -88,6 +88,11 @@ def _read(path: str) -> str:
         return ""
 
 
+def is_main_rank() -> bool:
+    """Return whether this process writes and prints, if torchrun started several."""
+    return os.environ.get("RANK", "0") == "0"
+
+
 def prepare_for_training() -> None:
     """Configure threads and memory for training, unless the environment does. docs/experiments.md has measurements.
 

@@ -169,5 +169,10 @@ def get_log_format() -> LogFormat:
     return "json" if any(isinstance(each.formatter, JsonFormatter) for each in _own_handlers()) else "text"
 
 
+def is_logging_configured() -> bool:
+    """Return whether `configure_logging` was called, as the command line does."""
+    return bool(_own_handlers())
+
+
 def _own_handlers() -> list[logging.Handler]:
     return [each for each in logging.getLogger().handlers if isinstance(each.formatter, TextFormatter | JsonFormatter)]

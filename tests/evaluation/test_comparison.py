@@ -24,9 +24,9 @@ from vitkit.evaluation.comparison import (
     scores_from_dict,
 )
 from vitkit.evaluation.evaluation import evaluate_logits
+from vitkit.report.charts import standalone_svg
 from vitkit.report.comparison import render_comparison, render_comparison_files, write_comparison
 from vitkit.report.scatter import Point, label_box, place_labels, scatter, scatter_axes
-from vitkit.report.svg import standalone_svg
 from vitkit.zoo.registry import create, find_variant
 from vitkit.zoo.variants import VARIANTS
 

@@ -125,13 +125,7 @@ def feature_colors(
 
 @torch.no_grad()
 def patch_similarity(
-    model: Model,
-    images: Float[Tensor, "B C H W"],
-    *,
-    image: int,
-    row: int,
-    column: int,
-    layer: int = -1,
+    model: Model, images: Float[Tensor, "B C H W"], *, image: int, row: int, column: int, layer: int = -1
 ) -> Float[Tensor, "B rows columns"]:
     """Return the cosine similarity of every patch of every image to one patch.
 

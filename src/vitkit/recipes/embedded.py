@@ -60,9 +60,7 @@ def next_stage() -> RunConfig:
     """Return a run that continues a finished one: the head is kept, the rate rises and decays again."""
     first = first_stage()
     return replace(
-        first,
-        model=ModelChoice(image_size=48),
-        schedule=replace(first.schedule, steps=4400, warmup_steps=440),
+        first, model=ModelChoice(image_size=48), schedule=replace(first.schedule, steps=4400, warmup_steps=440)
     )
 
 

@@ -24,9 +24,9 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from vitkit.core.shapes import Float, Tensor
+from vitkit.report.charts import Number, nice_ticks
 from vitkit.report.colors import DIVERGING, SEQUENTIAL, Rgb, apply_colormap, to_array, to_rgb
 from vitkit.report.html import data_url, template_macros, visible
-from vitkit.report.svg import Number, nice_ticks
 
 THEME = {
     "ink": "#161b26",

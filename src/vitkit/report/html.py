@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import jinja2
 import numpy as np
-from markupsafe import Markup, escape
+from markupsafe import Markup
 from numpy.typing import NDArray
 from PIL import Image
 
@@ -86,12 +86,16 @@ def _environment() -> jinja2.Environment:
         lstrip_blocks=True,
     )
     environment.filters |= {
+        "bar": bar,
+        "interval": format_interval,
         "duration": format_duration,
         "name": name_tag,
         "number": format_number,
         "percent": format_percent,
         "visible": visible,
         "picture": picture_url,
+        "polyline": lambda points: "M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in points),
+        "px": "{:.1f}".format,
     }
     return environment
 
@@ -129,6 +133,22 @@ def name_tag(name: str, limit: int = 60) -> Markup:
     return Markup("<bdi{}>{}</bdi>").format(tooltip, visible(name, limit=limit))
 
 
+def bar(fraction: float) -> Markup:
+    """Draw a small bar that is filled by a fraction."""
+    filled = min(max(fraction, 0.0), 1.0) * 100
+    return Markup(
+        '<svg class="bar good" viewBox="0 0 100 8" preserveAspectRatio="none" aria-hidden="true">'
+        f'<rect class="rail" width="100" height="8"/><rect class="fill" width="{filled:.1f}" height="8"/></svg>'
+    )
+
+
+def format_interval(interval: tuple[float, float] | None) -> str:
+    """Format a bootstrap interval; empty if it has no width, because all predictions are right or all are wrong."""
+    if interval is None or interval[0] == interval[1]:
+        return ""
+    return f"{interval[0] * 100:.1f}–{interval[1] * 100:.1f} %"
+
+
 def thumbnail(image: Image.Image, *, side: int = 160) -> bytes:
     """Return a small JPEG of the pixels alone, or a PNG if the image is tiny.
 
@@ -159,8 +179,3 @@ def data_url(pixels: NDArray[np.uint8]) -> str:
     kind = "jpeg" if min(pixels.shape[:2]) > 64 else "png"
     Image.fromarray(np.ascontiguousarray(pixels)).save(content, format=kind, quality=88)
     return f"data:image/{kind};base64,{base64.b64encode(content.getvalue()).decode()}"
-
-
-def escape_text(text: str, limit: int = 60) -> Markup:
-    """Return `visible` text, escaped for HTML and SVG."""
-    return escape(visible(text, limit=limit))

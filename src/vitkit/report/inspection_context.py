@@ -132,9 +132,7 @@ def find_class(model: Model, name: str | int) -> int:
     if str(name).isdecimal() and int(name) < len(model.labels):
         return int(name)
     raise InputError(
-        f"no class {name!r}",
-        expected="a label of the model, or its index",
-        hint=did_you_mean(str(name), model.labels),
+        f"no class {name!r}", expected="a label of the model, or its index", hint=did_you_mean(str(name), model.labels)
     )
 
 

@@ -163,9 +163,7 @@ def filters_section(context: InspectionContext) -> InspectionSection:
         "edges and spots; noise means that little was learned."
     )
     return InspectionSection(
-        text=text,
-        drawings={"filters": filter_chart(components)},
-        numbers={"components": list(components.shape)},
+        text=text, drawings={"filters": filter_chart(components)}, numbers={"components": list(components.shape)}
     )
 
 
@@ -177,9 +175,7 @@ def positions_section(context: InspectionContext) -> InspectionSection:
         "of the same row or column are similar: the model has learned that images have two dimensions."
     )
     return InspectionSection(
-        text=text,
-        drawings={"positions": position_chart(similarity)},
-        numbers={"similarity": round_values(similarity)},
+        text=text, drawings={"positions": position_chart(similarity)}, numbers={"similarity": round_values(similarity)}
     )
 
 
@@ -248,11 +244,7 @@ def patch_similarity_section(context: InspectionContext) -> InspectionSection:
         title="Similarity of patches",
     )
     text = "Move the pointer or the arrow keys over a patch to highlight patches with similar features."
-    return InspectionSection(
-        text=text,
-        drawings={"patch-similarity": drawing},
-        patch_similarity=tuple(similarity),
-    )
+    return InspectionSection(text=text, drawings={"patch-similarity": drawing}, patch_similarity=tuple(similarity))
 
 
 def logit_lens_section(context: InspectionContext) -> InspectionSection:

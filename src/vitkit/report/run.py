@@ -9,8 +9,8 @@ from markupsafe import Markup
 
 from vitkit.core.formatting import format_count, format_percent, format_plural
 from vitkit.evaluation.evaluation import EvaluationResult
-from vitkit.report.charts import Panel, bar, confusion_heatmap, line_chart, reliability_diagram
-from vitkit.report.html import Card, Section, asset, render_page, template_macros, visible
+from vitkit.report.charts import Panel, confusion_heatmap, line_chart, reliability_diagram
+from vitkit.report.html import Card, Section, asset, format_interval, render_page, template_macros, visible
 
 MAX_DRAWN_CLASSES = 30
 MAX_PAIRS = 12
@@ -98,15 +98,14 @@ def render_run_report(report: RunReport) -> str:
     if report.reconstructions:
         sections.append(Section("reconstructions", "Reconstructions", macros.reconstructions(report.reconstructions)))
     if report.comparison:
-        sections.append(Section("comparison", "Comparison", _comparison(report.comparison)))
+        columns = list(dict.fromkeys(name for row in report.comparison for name in row.columns))
+        best = max(row.top1 for row in report.comparison)
+        sections.append(Section("comparison", "Comparison", macros.comparison(report.comparison, columns, best)))
     if split is not None:
         sections += _evaluation_sections(report, split)
     counts = ((f"{name} images", f"{count:,}") for name, count in report.data.counts.items())
-    facts = (
-        ("layout", report.data.layout),
-        ("source", report.data.source),
-        ("classes", f"{len(report.data.classes):,}"),
-    )
+    classes = f"{len(report.data.classes):,}"
+    facts = (("layout", report.data.layout), ("source", report.data.source), ("classes", classes))
     sections += [
         Section("compute", "Compute", macros.compute(report.compute, list(map(line_chart, report.speed)))),
         Section("data", "Data", macros.data((*facts, *counts), report.data.classes)),
@@ -122,13 +121,6 @@ def render_run_report(report: RunReport) -> str:
         notices=_notices(report, split),
         script=asset("report.js"),
     )
-
-
-def format_interval(interval: tuple[float, float] | None) -> str:
-    """Format a bootstrap interval; empty if it has no width, because all predictions are right or all are wrong."""
-    if interval is None or interval[0] == interval[1]:
-        return ""
-    return f"{interval[0] * 100:.1f}–{interval[1] * 100:.1f} %"
 
 
 def _cards(report: RunReport, split: str | None) -> list[Card]:
@@ -159,21 +151,9 @@ def _notices(report: RunReport, split: str | None) -> list[str]:
     return [visible(notice, limit=600) for notice in (*notices, *report.notes)]
 
 
-def _comparison(rows: tuple[ComparisonRow, ...]) -> Markup:
-    body: Markup = template_macros("run.html").comparison(
-        rows,
-        list(dict.fromkeys(name for row in rows for name in row.columns)),
-        max(row.top1 for row in rows),
-        [bar(row.top1) for row in rows],
-        [format_interval(row.interval) for row in rows],
-    )
-    return body
-
-
 def _evaluation_sections(report: RunReport, split: str) -> list[Section]:
     macros, result = template_macros("run.html"), report.evaluations[split]
-    intervals = {name: format_interval(each.intervals.get("top1")) for name, each in report.evaluations.items()}
-    splits = Section("splits", "Splits", macros.splits(report.evaluations, intervals))
+    splits = Section("splits", "Splits", macros.splits(report.evaluations))
     classes = sorted(result.per_class, key=lambda each: 2.0 if each.recall is None else each.recall)
     confidence = float(result.confidences.mean())
     diagram = reliability_diagram(result.calibration)
@@ -182,7 +162,7 @@ def _evaluation_sections(report: RunReport, split: str) -> list[Section]:
         *([splits] if len(report.evaluations) > 1 else []),
         Section("confusion", "Confusion", _confusion(result, split)),
         Section("calibration", "Calibration", macros.calibration(result, confidence, diagram)),
-        Section("classes", "Classes", macros.classes(classes, [bar(each.recall or 0.0) for each in classes])),
+        Section("classes", "Classes", macros.classes(classes)),
         Section("mistakes", "Mistakes", macros.mistakes(result, wrong, report.mistakes)),
     ]
 

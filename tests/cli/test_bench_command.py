@@ -21,7 +21,7 @@ from vitkit.inference.benchmark import (
 )
 from vitkit.inference.engine import CPU
 
-SETTINGS = ("width=32", "depth=1", "heads=2", "mlp_dim=32")
+SETTINGS = {"width": 32, "depth": 1, "heads": 2, "mlp_dim": 32}
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +31,7 @@ def workspace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for parameter in model.parameters():
         parameter.data.normal_(0.0, 0.3)
     vitkit.save(model, folder / "model", labels=["cat", "dog", "owl"])
-    rotary = vitkit.create("Ti/16", image_size=16, settings=(*SETTINGS, "positions.kind=rotary"))
+    rotary = vitkit.create("Ti/16", image_size=16, settings={**SETTINGS, "positions.kind": "rotary"})
     vitkit.save(rotary, folder / "rotary")
     photos(folder / "photos", each=10)
     return folder

@@ -465,7 +465,7 @@ def test_predictions_are_equal_without_a_compiler(
 
 
 def test_model_without_mergeable_tokens_is_rejected(shell: Shell) -> None:
-    model = vitkit.create("Ti/16", image_size=32, num_classes=2, settings=["depth=1", "positions.kind=rotary"])
+    model = vitkit.create("Ti/16", image_size=32, num_classes=2, settings={"depth": 1, "positions.kind": "rotary"})
     vitkit.save(model, "rotary", labels=["cat", "dog"])
     result = shell("predict", "rotary", "photos", "--merge", 2)
     assert (result.code, len(result.errors), len(result.hints)) == (1, 1, 1)

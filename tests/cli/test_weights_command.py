@@ -25,7 +25,7 @@ from vitkit.zoo.registry import configure, create
 
 KEYS = {"format", "model", "classes", "image_size", "missing", "extra", "preprocessing"}
 LABELS = ("cat", "dog\x1b[31m", "owl")
-SETTINGS = ["width=64", "heads=1", "depth=2", "mlp_dim=64"]
+SETTINGS = {"width": 64, "heads": 1, "depth": 2, "mlp_dim": 64}
 
 
 def small() -> ModelBundle:
@@ -183,7 +183,7 @@ def test_convert_applies_settings_and_reports_them(shell):
     result = shell(*arguments, "--json")
     assert result.json["changes"] == ["block.activation gelu_tanh → gelu_erf: logits change"]
     assert "block.activation gelu_tanh → gelu_erf: logits change" in " ".join(shell(*arguments, "--force").out.split())
-    erf = replace(small(), config=configure(small().config, settings=["block.activation=gelu_erf"]))
+    erf = replace(small(), config=configure(small().config, settings={"block.activation": "gelu_erf"}))
     images = torch.rand(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         # Sums of the same numbers in the same order: exact.
@@ -353,7 +353,7 @@ def test_adapt_names_numbered_classes(shell):
 
 def test_adapt_replaces_a_head_with_hidden_layer(shell):
     """Rows of the last layer mean nothing without the hidden layer before it."""
-    config = configure(small().config, settings=["head.pre_logits=16"])
+    config = configure(small().config, settings={"head.pre_logits": 16})
     state = small().state | {"head.weight": torch.randn(3, 16)}
     drawn = create(config).state_dict()
     state |= {name: tensor for name, tensor in drawn.items() if name not in state}
@@ -396,7 +396,7 @@ def test_adapt_refuses_image_size_not_divisible_by_patches(shell):
 
 
 def test_adapt_refuses_patch_size_of_a_resnet(shell):
-    config = configure("BiT-R50x1", image_size=32, num_classes=3, settings=["units=[1]"])
+    config = configure("BiT-R50x1", image_size=32, num_classes=3, settings={"units": [1]})
     artifact_io.write_artifact("resnet", replace(small(), config=config, state=create(config).state_dict()))
     result = shell("weights", "adapt", "resnet", "out", "--patch-size", "8")
     assert result.errors == ["error: a ResNet has no patches and no class token"]

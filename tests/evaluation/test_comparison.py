@@ -140,7 +140,7 @@ def test_every_model_has_a_family(variant) -> None:
 
 def test_speeds_are_measured_in_turns() -> None:
     """The models advance a fake clock: by one and two seconds per batch, and once by thirty."""
-    shape = ["width=16", "heads=2", "depth=1", "mlp_dim=16"]
+    shape = {"width": 16, "heads": 2, "depth": 1, "mlp_dim": 16}
     models = [create("Ti/16", image_size=16, num_classes=2, settings=shape) for _ in range(2)]
     order: list[int] = []
     clock = [0.0]

@@ -19,7 +19,7 @@ from vitkit.inference.batch import PredictionOptions, open_images, predict_batch
 from vitkit.inference.predictor import Prediction, Predictor
 from vitkit.weights.load import load_bundle
 
-SETTINGS = ("width=32", "depth=1", "heads=2", "mlp_dim=32")
+SETTINGS = {"width": 32, "depth": 1, "heads": 2, "mlp_dim": 32}
 
 
 def saved(folder: Path, *, channels: int = 3, num_classes: int = 3, antialias: bool = True) -> Path:

@@ -29,7 +29,7 @@ STUDENT = Preprocessing(image_size=16)
 OTHER = get_preprocessing("deit", image_size=16)
 STUDENT_224 = Preprocessing(image_size=224, resize="crop", interpolation="bicubic")
 DATA = Path(__file__).parents[3] / "shared" / "data"
-TINY = ["width=16", "depth=1", "heads=2", "mlp_dim=16"]
+TINY = {"width": 16, "depth": 1, "heads": 2, "mlp_dim": 16}
 
 
 class Says(nn.Module):
@@ -48,7 +48,7 @@ class Says(nn.Module):
 def drawn_vit(*, seed: int, image_size: int = 16, num_classes: int = 4, distilled: bool = False) -> nn.Module:
     """A small ViT none of whose weights is zero, so that it has something to say."""
     generator = torch.Generator().manual_seed(seed)
-    settings = [*TINY, *(["tokens.distillation=true"] if distilled else [])]
+    settings = {**TINY, **({"tokens.distillation": True} if distilled else {})}
     model = create("Ti/16", image_size=image_size, patch_size=8, num_classes=num_classes, settings=settings)
     for parameter in model.parameters():
         with torch.no_grad():
@@ -292,7 +292,9 @@ def test_teacher_runs_once_per_batch() -> None:
 
 
 def test_teacher_has_no_gradient_and_no_dropout() -> None:
-    teacher = create("Ti/16", image_size=16, patch_size=8, num_classes=4, settings=[*TINY, "dropout.dense=0.5"]).train()
+    teacher = create(
+        "Ti/16", image_size=16, patch_size=8, num_classes=4, settings=TINY | {"dropout.dense": 0.5}
+    ).train()
     student = drawn_vit(seed=2)
     made = objective(teacher)
     before = torch.get_rng_state()

@@ -2,7 +2,7 @@
 
 import pytest
 
-from vitkit.core.config import load_toml
+from vitkit.core.config import load_toml, parse_assignments
 from vitkit.core.errors import UnknownNameError
 from vitkit.core.sizes import pair
 from vitkit.data.config import AugmentConfig
@@ -128,7 +128,7 @@ def test_models_of_recipes_exist():
             image_size=choice.image_size,
             patch_size=choice.patch_size,
             channels=run.data.channels,
-            settings=choice.settings,
+            settings=parse_assignments(choice.settings),
         )
         if config not in seen:
             seen.add(config)
@@ -168,7 +168,7 @@ def test_pretraining_matches_table_3(row: str):
     assert optimizer.clip == (None if clip == "none" else float(clip))
     assert run.augment == AugmentConfig()
     assert run.data.preprocessing == "paper"
-    made = create(configure(model, settings=run.model.settings), device="meta")
+    made = create(configure(model, settings=parse_assignments(run.model.settings)), device="meta")
     several = not name.startswith("imagenet-")
     assert run.objective.loss == ("sigmoid" if several else "softmax")
     if isinstance(made, ViT):

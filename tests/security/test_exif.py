@@ -44,7 +44,7 @@ def photo(orientation: int, *, kind: str = "PNG", secrets: bool = True) -> bytes
 @pytest.fixture(scope="module")
 def model(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("exif") / "model"
-    sizes = ["depth=1", "width=16", "heads=1", "mlp_dim=16"]
+    sizes = {"depth": 1, "width": 16, "heads": 1, "mlp_dim": 16}
     made = vitkit.create("B/16", image_size=32, patch_size=8, num_classes=3, settings=sizes)
     made.head.weight.data.normal_()
     vitkit.save(made, folder, labels=["a", "b", "c"])

@@ -5,6 +5,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
+from vitkit.core.config import parse_assignments
 from vitkit.model.pretraining_config import MAEConfig, MaskedConfig
 from vitkit.objectives.config import ObjectiveConfig, get_builder
 from vitkit.training.finalize import ComputeStats, measure_compute, measure_peak_flops
@@ -74,7 +75,9 @@ def test_measured_peak_is_plausible():
 )
 @pytest.mark.parametrize("settings", [(), ("pooling=mean",), ("tokens.registers=3",)], ids=str)
 def test_pretraining_flops_match_torch(objective, settings):
-    config = configure("Ti/16", image_size=32, patch_size=4, num_classes=0, settings=("depth=2", *settings))
+    config = configure(
+        "Ti/16", image_size=32, patch_size=4, num_classes=0, settings=parse_assignments(("depth=2", *settings))
+    )
     builder = get_builder(objective)
     model = builder.wrap(create(config)).eval()
     images = torch.zeros(1, 3, 32, 32)

@@ -51,7 +51,7 @@ def make_trainer(config: RunConfig = CONFIG, *, dropout: float = 0.0, objective:
         patch_size=4,
         channels=1,
         num_classes=5,
-        settings=("width=16", "depth=2", "heads=2", "mlp_dim=32", f"dropout.dense={dropout}"),
+        settings={"width": 16, "depth": 2, "heads": 2, "mlp_dim": 32, "dropout.dense": dropout},
         generator=torch.Generator().manual_seed(0),
     )
     trainer = build_trainer(

@@ -14,7 +14,7 @@ from vitkit.weights.convert import convert
 from vitkit.weights.describe import describe_weights, diff_weights
 from vitkit.weights.verify import verify
 
-SETTINGS = ("width=64", "depth=1", "heads=1", "mlp_dim=64")
+SETTINGS = {"width": 64, "depth": 1, "heads": 1, "mlp_dim": 64}
 
 
 @pytest.fixture

@@ -32,7 +32,7 @@ from vitkit.weights.load import load_bundle
 from vitkit.zoo.registry import create
 
 COMMIT, OLDER = "0123456789abcdef" * 2 + "01234567", "f" * 40
-TINY = ["depth=1", "width=32", "heads=2", "mlp_dim=64", "block.activation=gelu_erf", "block.norm_eps=1e-12"]
+TINY = {"depth": 1, "width": 32, "heads": 2, "mlp_dim": 64, "block": {"activation": "gelu_erf", "norm_eps": 1e-12}}
 
 
 @pytest.fixture(autouse=True)

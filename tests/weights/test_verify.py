@@ -6,6 +6,7 @@ import pytest
 import torch
 from oracles import import_timm, import_torchvision, import_transformers
 
+from vitkit.core.config import parse_assignments
 from vitkit.core.errors import WeightsError
 from vitkit.data.preprocessing import Preprocessing
 from vitkit.weights import artifact as artifact_io
@@ -22,7 +23,9 @@ SIZES = ("width=64", "depth=2", "heads=1", "mlp_dim=128")
 
 
 def make_bundle(*settings: str, num_classes: int = 3) -> ModelBundle:
-    config = configure("Ti/16", image_size=32, patch_size=8, num_classes=num_classes, settings=(*SIZES, *settings))
+    config = configure(
+        "Ti/16", image_size=32, patch_size=8, num_classes=num_classes, settings=parse_assignments((*SIZES, *settings))
+    )
     model = create(config)
     state = {name: tensor.detach() for name, tensor in model.state_dict().items()}
     for number, (_, tensor) in enumerate(sorted(state.items())):

@@ -189,7 +189,13 @@ def test_zero_classes_are_allowed() -> None:
 
 
 def test_settings_change_any_field() -> None:
-    settings = ["pooling=map", "positions.kind=relative", "block.attention.qk_norm=true", "head.bias=-10", "depth=3"]
+    settings = {
+        "pooling": "map",
+        "positions.kind": "relative",
+        "block.attention.qk_norm": True,
+        "head": {"bias": -10},
+        "depth": 3,
+    }
     config = configure("Ti/16", settings=settings)
     assert isinstance(config, ViTConfig)
     assert (config.pooling, config.positions.kind, config.depth) == ("map", "relative", 3)
@@ -198,20 +204,20 @@ def test_settings_change_any_field() -> None:
 
 
 def test_settings_reach_the_model() -> None:
-    model = create("Ti/16", image_size=32, num_classes=4, settings=["depth=1", "head.bias=-10"])
+    model = create("Ti/16", image_size=32, num_classes=4, settings={"depth": 1, "head": {"bias": -10}})
     assert isinstance(model, ViT)
     assert (model(torch.randn(2, 3, 32, 32)) == -10).all()
 
 
 def test_unknown_setting_suggests_the_nearest() -> None:
     with pytest.raises(ConfigError, match="poling is not a known key") as raised:
-        create("B/16", settings=["poling=mean"])
+        create("B/16", settings={"poling": "mean"})
     assert raised.value.hint == "did you mean pooling?"
 
 
 def test_inconsistent_setting_is_rejected() -> None:
     with pytest.raises(ConfigError, match="the heads do not divide the width"):
-        create("B/16", settings=["heads=10"])
+        create("B/16", settings={"heads": 10})
 
 
 def test_resnet_rejects_patch_size() -> None:
@@ -234,7 +240,7 @@ def test_create_accepts_a_configuration() -> None:
     assert model.config == config
 
 
-@pytest.mark.parametrize("changes", [{"num_classes": 7}, {"image_size": 64}, {"settings": ["depth=1"]}], ids=str)
+@pytest.mark.parametrize("changes", [{"num_classes": 7}, {"image_size": 64}, {"settings": {"depth": 1}}], ids=str)
 def test_changes_to_a_configuration_are_never_ignored(changes: dict[str, object]) -> None:
     try:
         model = create(small(), device="meta", **changes)
@@ -250,7 +256,7 @@ def test_meta_device_has_no_data(name: str) -> None:
 
 
 def test_created_model_computes_gradients() -> None:
-    model = create("Ti/16", image_size=32, num_classes=4, settings=["depth=1"])
+    model = create("Ti/16", image_size=32, num_classes=4, settings={"depth": 1})
     logits = model(torch.randn(2, 3, 32, 32))
     assert logits.shape == (2, 4)
     logits.sum().backward()

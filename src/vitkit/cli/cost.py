@@ -6,6 +6,7 @@ import click
 
 from vitkit.cli.console import print_json, print_sections, print_table, stdout_console
 from vitkit.cli.options import Size, SizeParameter, json_option
+from vitkit.core.config import parse_assignments
 from vitkit.core.formatting import format_bytes, format_count
 
 if TYPE_CHECKING:
@@ -77,7 +78,7 @@ def command(
         images=images,
         epochs=1 if epochs is None else epochs,
         batch_size=batch_size,
-        settings=settings,
+        settings=parse_assignments(settings),
     )
     print_json(result.to_dict()) if as_json else print_cost(result)
 

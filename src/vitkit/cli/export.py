@@ -8,6 +8,7 @@ import click
 
 from vitkit.cli.console import print_json, print_sections, print_status, show_progress
 from vitkit.cli.options import json_option
+from vitkit.core.config import parse_assignments
 from vitkit.core.formatting import safe_text
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ def command(
             out,
             to=to,
             images=images,
-            settings=settings,
+            settings=parse_assignments(settings),
             overwrite=force,
             report=print_status,
             progress=partial(progress, "verifying"),

@@ -7,6 +7,7 @@ import click
 
 from vitkit.cli.console import print_json, print_sections, stderr_console, stdout_console
 from vitkit.cli.options import Size, SizeParameter, json_option
+from vitkit.core.config import parse_assignments
 from vitkit.core.formatting import safe_text
 
 DISAGREES = 1
@@ -84,7 +85,7 @@ def convert(
     from vitkit.cli.weights_text import conversion_sections
     from vitkit.weights.convert import convert
 
-    result = convert(file, out, to=to_name, settings=settings, format=format_name, overwrite=force)
+    result = convert(file, out, to=to_name, settings=parse_assignments(settings), format=format_name, overwrite=force)
     print_result(result.to_dict(), conversion_sections(result), as_json=as_json)
 
 

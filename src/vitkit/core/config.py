@@ -21,6 +21,7 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_
 
 from vitkit.core.errors import ConfigError, UnknownNameError, did_you_mean
 from vitkit.core.files import read_bytes
+from vitkit.core.formatting import format_value
 
 Config = TypeVar("Config")
 
@@ -156,6 +157,15 @@ def flatten_settings(settings: Mapping[str, object]) -> dict[str, object]:
                 raise ConfigError(f"{dotted} is assigned twice", got=f"{flat[dotted]} and {inner}")
             flat[dotted] = inner
     return flat
+
+
+def format_settings(settings: Mapping[str, object]) -> list[str]:
+    """Format settings as they are typed on the command line.
+
+    >>> format_settings({"block": {"axial": True}, "pooling": "mean"})
+    ['block.axial=true', 'pooling=mean']
+    """
+    return [f"{key}={format_value(value)}" for key, value in flatten_settings(settings).items()]
 
 
 # Fields and their annotations

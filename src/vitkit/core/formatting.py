@@ -72,6 +72,17 @@ def format_number(value: int | float | None) -> str:
     return f"{value:.3g}".replace("e-0", "e-").replace("e+0", "e").replace("e+", "e")
 
 
+def format_value(value: object) -> str:
+    """Format a value as settings are written.
+
+    >>> format_value(None), format_value(1e-6), format_value([224, 320])
+    ('none', '1e-06', '224x320')
+    """
+    if isinstance(value, list | tuple):
+        return ("x" if all(isinstance(part, int) for part in value) else " ").join(map(str, value))
+    return "none" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+
+
 def format_duration(seconds: int | float | None) -> str:
     """Format a duration with its two largest units.
 

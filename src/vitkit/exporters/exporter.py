@@ -3,7 +3,7 @@
 What is written is run before it gets its name, and compared with the model. If the outputs differ, nothing remains.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
@@ -33,7 +33,7 @@ from vitkit.exporters.weights import FILES, PREPROCESSING, verify_weights, write
 from vitkit.inference.batch import open_images
 from vitkit.weights.artifact import FORMAT_NAME, FORMAT_TITLE, LABELS, write_json
 from vitkit.weights.bundle import ModelBundle
-from vitkit.weights.convert import apply_settings, check_output, preprocessing_differences, read_back, write_format
+from vitkit.weights.convert import change_config, check_output, preprocessing_differences, read_back, write_format
 from vitkit.weights.describe import load_described
 from vitkit.weights.formats.base import Format
 from vitkit.weights.formats.registry import FORMATS
@@ -87,7 +87,7 @@ def export(
     *,
     to: str = "huggingface",
     images: str | None = None,
-    settings: Sequence[str] = (),
+    settings: Mapping[str, object] | None = None,
     overwrite: bool = False,
     report: Report = lambda message: None,
     progress: Callable[[int, int], None] = lambda done, total: None,
@@ -110,7 +110,7 @@ def export(
         _check_output(out, model, overwrite=overwrite, as_directory=as_directory)
     info, bundle = load_described(model)
     report(f"read {info.file}: {info.title}, {info.model}")
-    config, changes = apply_settings(bundle, settings, source=model)
+    config, changes = change_config(bundle, settings or {}, source=model)
     bundle = replace(bundle, config=config)
     request: dict[str, object] = {"to": to, "model": bundle.fingerprint(), "images": images}
     verification = _find_existing(out, request) if exists else None

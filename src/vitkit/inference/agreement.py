@@ -59,7 +59,7 @@ def measure_agreement(engine: Engine, reference: Engine | Model, batches: Iterab
     """Run both on batches of normalized images (B C H W) and compare the outputs.
 
     >>> import vitkit
-    >>> model = vitkit.create("Ti/16", image_size=32, num_classes=10, settings=["depth=1"]).eval()
+    >>> model = vitkit.create("Ti/16", image_size=32, num_classes=10, settings={"depth": 1}).eval()
     >>> measure_agreement(eager_engine(model), model, [torch.rand(3, 3, 32, 32)]).largest_difference
     0.0
     """

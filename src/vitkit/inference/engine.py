@@ -122,7 +122,7 @@ def eager_engine(model: Model, *, precision: Precision = "fp32", device: torch.d
     """Create an engine for the model's own forward pass, in fp32 or entirely in bf16.
 
     >>> import vitkit
-    >>> model = vitkit.create("Ti/16", image_size=32, num_classes=10, settings=["depth=1"]).eval()
+    >>> model = vitkit.create("Ti/16", image_size=32, num_classes=10, settings={"depth": 1}).eval()
     >>> images = torch.rand(2, 3, 32, 32)
     >>> bool((eager_engine(model).forward(images)[1] == model(images)).all())
     True

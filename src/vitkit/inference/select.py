@@ -40,7 +40,7 @@ def select_engine(
     """Create the fastest engine for a model. In fp32 its logits are within 1e-4 of the eager model's.
 
     >>> import vitkit
-    >>> model = vitkit.create("Ti/16", image_size=64, num_classes=10, settings=["depth=1"]).eval()
+    >>> model = vitkit.create("Ti/16", image_size=64, num_classes=10, settings={"depth": 1}).eval()
     >>> select_engine(model, merge=4).fallback_reason
     'the native engine does not support token merging'
     """

@@ -44,7 +44,7 @@ class TokenMergingViT(nn.Module):
     """A ViT, eager or packed, that merges up to `merge` pairs of tokens in each layer.
 
     >>> import vitkit
-    >>> model = vitkit.create("Ti/16", image_size=64, num_classes=10, settings=["depth=3"]).eval()
+    >>> model = vitkit.create("Ti/16", image_size=64, num_classes=10, settings={"depth": 3}).eval()
     >>> TokenMergingViT(model, merge=4).tokens_per_layer()
     [17, 13, 9]
     """

@@ -7,6 +7,7 @@ from typing import cast
 import torch
 from torch import nn
 
+from vitkit.core.config import parse_assignments
 from vitkit.core.errors import ConfigError
 from vitkit.data.preprocessing import Preprocessing, get_preprocessing
 from vitkit.model.config import ViTConfig
@@ -46,7 +47,7 @@ def resolve_model_config(config: RunConfig, *, num_classes: int, pretrained: Mod
         patch_size=choice.patch_size,
         channels=config.data.channels,
         num_classes=num_classes,
-        settings=choice.settings,
+        settings=parse_assignments(choice.settings),
     )
     return get_builder(config.objective).configure_model(model)
 

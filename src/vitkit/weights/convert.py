@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from vitkit.core.config import apply_overrides
+from vitkit.core.config import apply_settings, format_settings
 from vitkit.core.environment import release_freed_memory
 from vitkit.core.errors import WeightsError, did_you_mean, summarize
 from vitkit.core.files import commit_directory
@@ -36,9 +36,9 @@ from vitkit.weights.load import check_shapes, find_format, identify, resolve_sou
 from vitkit.weights.rules import Rule, apply_rules
 from vitkit.zoo.variants import ModelConfig
 
-FIXED_SETTINGS = {
+FIXED_SETTINGS: dict[str, tuple[object, ...]] = {
     "block.activation": ("gelu_erf", "gelu_tanh"),
-    "block.norm_eps": ("1e-6", "1e-5"),
+    "block.norm_eps": (1e-6, 1e-5),
     "backbone.origin": ("timm", "google"),
     "origin": ("timm", "google"),
 }
@@ -77,7 +77,7 @@ def convert(
     out: Path | str,
     *,
     to: str,
-    settings: Sequence[str] = (),
+    settings: Mapping[str, object] | None = None,
     format: str | None = None,  # noqa: A002  the word users type
     overwrite: bool = False,
 ) -> ConversionResult:
@@ -92,7 +92,7 @@ def convert(
     check_output(out, source=source, format=format, overwrite=overwrite, as_directory=as_directory)
     info, bundle = load_described(source, format=format)
     logger.info("read %s: %s, %s", info.file, info.title, info.model)
-    config, changes = apply_settings(bundle, settings, source=source)
+    config, changes = change_config(bundle, settings or {}, source=source)
     bundle = replace(bundle, config=config)
     write_output(out, lambda path: write_format(target, path, bundle), as_directory=as_directory)
     check = read_back(target, out, bundle)
@@ -110,11 +110,11 @@ def convert(
     )
 
 
-def apply_settings(
-    bundle: ModelBundle, settings: Sequence[str], *, source: Path | str
+def change_config(
+    bundle: ModelBundle, settings: Mapping[str, object], *, source: Path | str
 ) -> tuple[ModelConfig, list[str]]:
     """Return the configuration with settings applied, and a description of each change; tensors must stay the same."""
-    config = apply_overrides(bundle.config, settings)
+    config = apply_settings(bundle.config, settings)
     if config == bundle.config:
         return config, []
     try:
@@ -189,18 +189,18 @@ def _write_directory(target: Format, out: Path, bundle: ModelBundle, tensors: Ma
 def _suggest_formats(target: Format, config: ModelConfig) -> str:
     able = ["vitkit", *(name for name, entry in FORMATS.items() if not entry.unsupported_reason(config))]
     settings = suggest_settings(target, config)
-    otherwise = f"; or add {' '.join(settings)}, which changes the logits" if settings else ""
+    otherwise = f"; or add {' '.join(format_settings(settings))}, which changes the logits" if settings else ""
     return f"formats that can: {', '.join(able)}{otherwise}"
 
 
-def suggest_settings(target: Format, config: ModelConfig) -> list[str]:
-    """Return the fewest settings that make a format able to represent a model of the same tensors; [] if none do."""
+def suggest_settings(target: Format, config: ModelConfig) -> dict[str, object]:
+    """Return the fewest settings that make a format able to represent a model of the same tensors; {} if none do."""
     current = flatten_settings(config)
     # A gated MLP has other tensors than one with a GELU.
     able = {key: values for key, values in FIXED_SETTINGS.items() if key in current and current[key] != "swiglu"}
-    choices = product(*([None, *(f"{key}={value}" for value in values)] for key, values in able.items()))
-    candidates = sorted(([setting for setting in choice if setting] for choice in choices), key=len)
-    return next((each for each in candidates if not target.unsupported_reason(apply_overrides(config, each))), [])
+    choices = product(*([None, *((key, value) for value in values)] for key, values in able.items()))
+    candidates = sorted((dict(filter(None, choice)) for choice in choices), key=len)
+    return next((each for each in candidates if not target.unsupported_reason(apply_settings(config, each))), {})
 
 
 # Reading back

@@ -1,9 +1,10 @@
 """Compute and memory cost of models and of training runs, and the comparison with Table 6 of the paper."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
+from vitkit.core.config import format_settings
 from vitkit.core.sizes import Size, pair
 from vitkit.model.config import BiTConfig
 from vitkit.zoo.flops import FlopsByPart, count_forward_flops
@@ -112,7 +113,7 @@ def cost(
     images: int | None = None,
     epochs: int | float = 1,
     batch_size: int = 1,
-    settings: Sequence[str] = (),
+    settings: Mapping[str, object] | None = None,
 ) -> Cost:
     """Count the parameters, operations and memory of a model without allocating it.
 
@@ -122,7 +123,7 @@ def cost(
     config = configure(model, image_size=image_size, num_classes=num_classes, settings=settings)
     return Cost(
         model=model if isinstance(model, str) else get_model_name(model),
-        settings=tuple(settings),
+        settings=tuple(format_settings(settings or {})),
         image_size=config.image_size,
         num_classes=config.num_classes,
         parameters=sum(parameter.numel() for parameter in create(config, device="meta").parameters()),

@@ -6,7 +6,8 @@ facebookresearch/mae, from timm's results-imagenet.csv and from torchvision's ta
 scores of the files it was converted from.
 """
 
-from dataclasses import KW_ONLY, dataclass, replace
+from collections.abc import Mapping
+from dataclasses import KW_ONLY, dataclass, field, replace
 from fnmatch import fnmatchcase
 from itertools import starmap
 from typing import TYPE_CHECKING, Literal
@@ -35,7 +36,7 @@ class PretrainedWeights:
         num_classes: Outputs of the classifier, 0 without one.
         origin: Preprocessing preset, which `crop_fraction`, `interpolation` and `input_size` modify.
         top1: Published accuracy (0 to 1), or None.
-        settings: Differences from the variant, as `section.key=value`.
+        settings: Differences from the variant, by dotted keys.
     """
 
     source: str
@@ -46,7 +47,7 @@ class PretrainedWeights:
     image_size: int = 224
     num_classes: int = 1000
     top1: float | None = None
-    settings: tuple[str, ...] = ()
+    settings: Mapping[str, object] = field(default_factory=dict)
     crop_fraction: float | None = None
     interpolation: Interpolation | None = None
     input_size: int | None = None
@@ -133,9 +134,9 @@ def _file(model: str) -> str:
     return find_variant(model).aliases[0]  # the name in the released code, such as ViT-B_16
 
 
-def _pre_logits(model: str) -> tuple[str]:
+def _pre_logits(model: str) -> dict[str, object]:
     """Add the hidden layer of the pre-training head, as wide as the model."""
-    return (f"head.pre_logits={find_variant(model).config.width}",)
+    return {"head.pre_logits": find_variant(model).config.width}
 
 
 def _original_21k(model: str) -> PretrainedWeights:
@@ -268,14 +269,14 @@ _TIMM = (*starmap(_timm, _TIMM_SCORES.items()), *map(_timm, _TIMM_PRETRAINED.spl
 # Hugging Face, Facebook and Meta
 
 _VIT, _DEIT, _MAE, _DINOV2 = "huggingface", "huggingface-deit", "huggingface-mae", "huggingface-dinov2"
-_DISTILLED = ("tokens.distillation=true",)
+_DISTILLED = {"tokens.distillation": True}
 # Mean pooling before the last norm, in a model that keeps its class token.
-_AVERAGED = ("pooling=mean", "tokens.class_token=true", "head.norm=after_pooling")
-_GIANT = ("width=1536", "depth=40", "heads=24", "mlp_dim=4096", "block.activation=swiglu")
-_DINOV2_SIZES = {
-    "small": ("S/16", "s", ("patch_size=14",)),
-    "base": ("B/16", "b", ("patch_size=14",)),
-    "large": ("L/16", "l", ("patch_size=14",)),
+_AVERAGED = {"pooling": "mean", "tokens.class_token": True, "head.norm": "after_pooling"}
+_GIANT: dict[str, object] = {"width": 1536, "depth": 40, "heads": 24, "mlp_dim": 4096, "block.activation": "swiglu"}
+_DINOV2_SIZES: dict[str, tuple[str, str, dict[str, object]]] = {
+    "small": ("S/16", "s", {"patch_size": 14}),
+    "base": ("B/16", "b", {"patch_size": 14}),
+    "large": ("L/16", "l", {"patch_size": 14}),
     "giant": ("H/14", "g", _GIANT),
 }
 
@@ -283,7 +284,7 @@ _DINOV2_SIZES = {
 def _dinov2(size: str, *, registers: bool) -> tuple[PretrainedWeights, ...]:
     """Repository on the hub and Meta's file: positions for 518 pixels, evaluated at 224."""
     model, letter, sizes = _DINOV2_SIZES[size]
-    settings = (*sizes, "block.layer_scale=1.0", *(["tokens.registers=4"] if registers else []))
+    settings = sizes | {"block.layer_scale": 1.0} | ({"tokens.registers": 4} if registers else {})
     hub = f"hub:facebook/dinov2-{'with-registers-' if registers else ''}{size}"
     folder = f"https://dl.fbaipublicfiles.com/dinov2/dinov2_vit{letter}14"
     file = f"{folder}/dinov2_vit{letter}14_{'reg4_' if registers else ''}pretrain.pth"
@@ -296,7 +297,7 @@ def _dinov2(size: str, *, registers: bool) -> tuple[PretrainedWeights, ...]:
 
 def _dinov3(file: str, model: str, *, origin: str = "dinov3") -> PretrainedWeights:
     """Meta's file, available after registration; rotary positions fit any image size."""
-    settings = ("positions.kind=rotary", "tokens.registers=4", "block.layer_scale=1.0")
+    settings = {"positions.kind": "rotary", "tokens.registers": 4, "block.layer_scale": 1.0}
     source = f"https://dinov3.llamameta.net/{file.partition('_pretrain')[0]}/{file}"
     return PretrainedWeights(source, model, "dinov3", origin, num_classes=0, settings=settings)
 
@@ -304,7 +305,7 @@ def _dinov3(file: str, model: str, *, origin: str = "dinov3") -> PretrainedWeigh
 def _deit(name: str, digest: str, model: str, top1: float) -> tuple[PretrainedWeights, ...]:
     """Repository on the hub, where a DeiT without distillation token is a ViT, and Facebook's file."""
     distilled, image_size = "distilled" in name, int(name[-3:])
-    settings = _DISTILLED if distilled else ()
+    settings = _DISTILLED if distilled else {}
     file = f"https://dl.fbaipublicfiles.com/deit/deit_{name.replace('-', '_')}-{digest}.pth"
     hub = (f"hub:facebook/deit-{name}", _DEIT if distilled else _VIT, "huggingface_deit")
     return tuple(
@@ -333,7 +334,7 @@ def _google_hub(name: str) -> PretrainedWeights:
         "huggingface",
         image_size=parse_image_size(name),
         num_classes=0 if is_21k else 1000,
-        settings=_pre_logits(variant.name) if is_21k else (),
+        settings=_pre_logits(variant.name) if is_21k else {},
     )
 
 

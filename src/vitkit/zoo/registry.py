@@ -4,12 +4,12 @@ Importing this module does not import torch; `build`, `create` and `Model` do.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
-from vitkit.core.config import apply_overrides, from_mapping
+from vitkit.core.config import apply_settings, from_mapping
 from vitkit.core.errors import UnknownNameError, did_you_mean
 from vitkit.core.sizes import Size, pair
 from vitkit.model.config import BiTConfig, ViTConfig
@@ -101,7 +101,7 @@ def get_model_name(config: ModelConfig) -> str:
 
     >>> get_model_name(configure("B/16", image_size=384, num_classes=10))
     'B/16'
-    >>> get_model_name(configure("B/16", settings=["depth=3"]))
+    >>> get_model_name(configure("B/16", settings={"depth": 3}))
     'ViT 768 wide, 3 deep, patches of 16'
     """
     for variant in VARIANTS:
@@ -132,17 +132,17 @@ def configure(
     patch_size: Size | None = None,
     channels: int | None = None,
     num_classes: int | None = None,
-    settings: Sequence[str] = (),
+    settings: Mapping[str, object] | None = None,
 ) -> ModelConfig:
-    """Return the configuration of a model with changes; `settings` are `section.key=value`.
+    """Return the configuration of a model with changes; `settings` have dotted or nested keys.
 
-    >>> configure("B/16", image_size=384, settings=["positions.kind=sincos_2d"]).grid
+    >>> configure("B/16", image_size=384, settings={"positions.kind": "sincos_2d"}).grid
     (24, 24)
     """
     config = find_variant(model).config if isinstance(model, str) else model
     arguments = {"image_size": image_size, "patch_size": patch_size, "channels": channels, "num_classes": num_classes}
     changes = {key: value for key, value in arguments.items() if value is not None}
-    return apply_overrides(from_mapping(type(config), changes, base=config), settings)
+    return apply_settings(from_mapping(type(config), changes, base=config), settings or {})
 
 
 def build(config: ModelConfig) -> "Model":
@@ -176,7 +176,7 @@ def create(
     patch_size: Size | None = None,
     channels: int | None = None,
     num_classes: int | None = None,
-    settings: Sequence[str] = (),
+    settings: Mapping[str, object] | None = None,
     device: "torch.device | str" = "cpu",
     dtype: "torch.dtype | None" = None,
     generator: "torch.Generator | None" = None,

@@ -107,7 +107,7 @@ class NativeEngine:
     kernels.
 
     >>> import vitkit
-    >>> model = vitkit.create("Ti/16", image_size=32, num_classes=10, settings=["depth=1"]).eval()
+    >>> model = vitkit.create("Ti/16", image_size=32, num_classes=10, settings={"depth": 1}).eval()
     >>> images = torch.rand(2, 3, 32, 32)
     >>> features, logits = NativeEngine(model).forward(images)
     >>> bool((logits - model(images)).abs().max() < 1e-4)

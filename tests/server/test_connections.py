@@ -20,7 +20,7 @@ from vitkit.server.config import LimitsConfig, ServeConfig, ServerOptions
 from vitkit.server.metrics import Metrics
 from vitkit.server.middleware import App, RequestFilter, Scope, Send
 from vitkit.server.protocol import Connection, check_uvicorn, connection_class
-from vitkit.server.queue import BodyReader, Receive, RequestQueue
+from vitkit.server.queue import Receive, RequestQueue
 
 TOKEN = "a token of some length"
 IMAGE = b"an image"
@@ -284,12 +284,11 @@ class FakeTransport(asyncio.Transport):
 
 
 def connect_to(app: App, clock: FakeClock) -> tuple[Connection, FakeTransport, RequestQueue]:
-    limits, metrics = LimitsConfig(target_delay=0.01, batch=1), Metrics()
-    queue = RequestQueue(limits, metrics=metrics, clock=clock)
+    limits = LimitsConfig(target_delay=0.01, batch=1)
+    queue = RequestQueue(limits, metrics=Metrics(), clock=clock)
     queue.min_in_flight = 1
-    bodies = BodyReader(limits, retry_after=queue.retry_after)
     options = ServerOptions(models=[], config=ServeConfig(limits=limits))
-    request_filter = RequestFilter(app, options, queue=queue, bodies=bodies, metrics=metrics)
+    request_filter = RequestFilter(app, options, queue=queue)
     protocol, transport = connection_class(limits, request_filter, clock=clock), FakeTransport()
     config = uvicorn.Config(
         request_filter, http=protocol, ws="none", lifespan="off", log_config=None, interface="asgi3"

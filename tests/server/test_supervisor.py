@@ -37,14 +37,12 @@ class Harness:
     """A supervisor whose worker is the test, with one request in flight."""
 
     def __init__(self) -> None:
-        metrics, self.clock = Metrics(), FakeClock()
-        self.queue = RequestQueue(LimitsConfig(), metrics=metrics, clock=self.clock)
+        self.clock = FakeClock()
+        self.queue = RequestQueue(LimitsConfig(), metrics=Metrics(), clock=self.clock)
         self.supervisor = Supervisor(
             ServerOptions(models=[ModelConfig(name="pets", source="pets")], config=ServeConfig()),
             queue=self.queue,
-            metrics=metrics,
             launch=self.launch,
-            clock=self.clock,
         )
         self.launched = 0
         self.transport = FakeTransport()

@@ -23,7 +23,7 @@ from vitkit.data.decode_limits import DecodeLimits
 from vitkit.server.config import LimitsConfig
 from vitkit.server.handlers import Job, prepare
 from vitkit.server.ipc import HTTPError, read_messages
-from vitkit.server.models import AttentionResult, ServedModel
+from vitkit.server.models import ServedModel
 from vitkit.server.worker_process import Worker
 
 HEADER = {"task": "features", "model": "pets", "is_list": False, "images": 1, "layer": None}
@@ -44,7 +44,7 @@ class BlockingModel(ServedModel):
         assert self.allowed.acquire(timeout=TIMEOUT)
         return images.flatten(1), images.flatten(1)
 
-    def compute_attention(self, image: torch.Tensor) -> AttentionResult:
+    def compute_attention(self, image: torch.Tensor) -> Any:
         raise HTTPError(418, "attention")
 
     def next_batch(self) -> tuple[int, bool]:

@@ -21,15 +21,7 @@ from vitkit.core.shapes import Tensor
 from vitkit.core.sizes import pair
 from vitkit.inference.agreement import Agreement, compare_outputs, run_batches, sample_images
 from vitkit.inference.batch import open_images
-from vitkit.inference.engine import (
-    CPU,
-    CompiledEngine,
-    Engine,
-    Precision,
-    check_precision,
-    compile_now,
-    eager_engine,
-)
+from vitkit.inference.engine import CPU, CompiledEngine, Engine, Precision, check_precision, compile_now, eager_engine
 from vitkit.inference.select import (
     Report,
     available_engines,

@@ -3,6 +3,7 @@
 A name in a URL is looked up in the list of the directory, so that it cannot reach any other path.
 """
 
+import contextlib
 import json
 import math
 import threading
@@ -33,19 +34,13 @@ _STOPPED_AFTER = 120.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunProgress:
-    """Progress of a run. `steps` is None if unknown."""
+class RunStatus:
+    """Progress of a run, and when it was updated in seconds since 1970. `steps` is None if unknown."""
 
     name: str
     state: Literal["running", "done", "stopped"]
     step: int
     steps: int | None
-
-
-@dataclass(frozen=True, kw_only=True)
-class RunStatus(RunProgress):
-    """Progress of a run, and when it was updated in seconds since 1970."""
-
     updated: float
 
 
@@ -59,7 +54,7 @@ class RunList:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunRecords(RunProgress):
+class RunRecords(RunStatus):
     """Records of a run after a step: `more` records follow, `damaged` lines are unreadable."""
 
     records: list[dict[str, object]]
@@ -84,8 +79,7 @@ def create_router(path: Path | None) -> APIRouter:
 
     @router.get("/v1/runs/{name}", **operation("Get the log of a run", RunRecords, (400, 401, 404)))
     def get_run(
-        name: str,
-        after: Annotated[int, Query(ge=-1, le=2**53, description="Only records after this step.")] = -1,
+        name: str, after: Annotated[int, Query(ge=-1, le=2**53, description="Only records after this step.")] = -1
     ) -> Response:
         body = get_directory().encode_records(name, after=after)
         if body is None:
@@ -106,7 +100,7 @@ class RunsDirectory:
     def list(self) -> RunList:
         """List all runs, the latest first."""
         now = time.time()
-        runs = [_describe(name, path, now=now) for name, path in self._find_runs().items()]
+        runs = [_describe(name, path) for name, path in self._find_runs().items()]
         runs.sort(key=lambda run: (-run.updated, run.name))
         return RunList(runs=runs[:MAX_RUNS], left_out=max(len(runs) - MAX_RUNS, 0), now=now)
 
@@ -124,10 +118,8 @@ class RunsDirectory:
             log.refresh(path / "metrics.jsonl")
             later = [line for step, line in log.records if step > after]
             lines, damaged, unread = later[:MAX_RECORDS], log.damaged, log.unread
-        progress = asdict(_describe(name, path, now=time.time()))
-        del progress["updated"]
-        more = len(later) - len(lines) + unread
-        header = progress | {"more": more, "damaged": damaged, "summary": _read_json(path / "summary.json") or None}
+        more, summary = len(later) - len(lines) + unread, _parse_json(_read(path / "summary.json")) or None
+        header = asdict(_describe(name, path)) | {"more": more, "damaged": damaged, "summary": summary}
         return b"".join((json.dumps(header).encode()[:-1], b', "records": [', b",".join(lines), b"]}"))
 
     def _find_runs(self) -> Mapping[str, Path]:
@@ -137,15 +129,12 @@ class RunsDirectory:
             entries = sorted(self.path.iterdir())
         except OSError:
             return {}
-        inside = (entry for entry in entries if not entry.name.startswith(".") and self._contains(entry))
-        return {escape_surrogates(entry.name): entry for entry in inside if _is_run(entry)}
-
-    def _contains(self, entry: Path) -> bool:
-        """Return whether an entry is in the directory; a symbolic link may lead elsewhere, or in a circle."""
-        try:
-            return entry.resolve().is_relative_to(self.path)
-        except (OSError, RuntimeError):
-            return False
+        runs = {}
+        for entry in entries:
+            with contextlib.suppress(OSError, RuntimeError):  # a symbolic link may lead elsewhere, or in a circle
+                if entry.name[0] != "." and entry.resolve().is_relative_to(self.path) and _is_run(entry):
+                    runs[escape_surrogates(entry.name)] = entry
+        return runs
 
 
 @dataclass(kw_only=True)
@@ -195,37 +184,32 @@ class _Log:
         self.records.clear()
 
 
-def _describe(name: str, path: Path, *, now: float) -> RunStatus:
+def _describe(name: str, path: Path) -> RunStatus:
     files = [path / each for each in ("config.toml", "metrics.jsonl", "speed.jsonl", "summary.json")]
-    updated = max(map(_modified_at, files))
+    updated = 0.0
+    for file in files:
+        with contextlib.suppress(OSError):
+            updated = max(updated, file.stat().st_mtime)
     try:
         config = tomllib.loads(_read(files[0]).decode())
     except (ValueError, RecursionError):
         config = {}
-    is_active = now - updated < max(_STOPPED_AFTER, 5 * _seconds_per_record(files[2], config))
-    return RunStatus(
-        name=name,
-        state="done" if files[3].is_file() else "running" if is_active else "stopped",
-        step=int(_positive(_last_record(files[1]), "step") or 0),
-        steps=_total_steps(path, config),
-        updated=updated,
-    )
+    speed, every = _positive(_last_record(files[2]), "images_per_second"), _positive(config, "logging", "log_every")
+    batch = _positive(config, "schedule", "batch_size")
+    seconds_per_record = every * batch / speed if speed and every and batch else 0.0
+    is_active = time.time() - updated < max(_STOPPED_AFTER, 5 * seconds_per_record)
+    state: Any = "done" if files[3].is_file() else "running" if is_active else "stopped"
+    step = int(_positive(_last_record(files[1]), "step") or 0)
+    return RunStatus(name=name, state=state, step=step, steps=_total_steps(path, config), updated=updated)
 
 
 def _total_steps(path: Path, config: Mapping[str, Any]) -> int | None:
     """Return the length of the run, computed as in `vitkit.training.run`."""
     if steps := _positive(config, "schedule", "steps"):
         return int(steps)
-    images = _positive(_read_json(path / "data.json"), "images", "train")
+    images = _positive(_parse_json(_read(path / "data.json")), "images", "train")
     batch, epochs = (_positive(config, "schedule", key) for key in ("batch_size", "epochs"))
     return max(1, math.ceil(images / batch * epochs)) if images and batch and epochs else None
-
-
-def _seconds_per_record(path: Path, config: Mapping[str, Any]) -> float:
-    """Return the time between two records of the log; 0 if the run has not measured its speed."""
-    speed, every = _positive(_last_record(path), "images_per_second"), _positive(config, "logging", "log_every")
-    batch = _positive(config, "schedule", "batch_size")
-    return every * batch / speed if speed and every and batch else 0.0
 
 
 def _positive(data: Any, *keys: str) -> int | float | None:
@@ -237,13 +221,6 @@ def _positive(data: Any, *keys: str) -> int | float | None:
 
 def _is_run(path: Path) -> bool:
     return (path / "config.toml").is_file() or (path / "metrics.jsonl").is_file()
-
-
-def _modified_at(path: Path) -> float:
-    try:
-        return path.stat().st_mtime
-    except OSError:
-        return 0.0
 
 
 def _last_record(path: Path) -> Mapping[str, Any]:
@@ -266,10 +243,6 @@ def _read(path: Path) -> bytes:
         return read_bytes(path, max_bytes=_MAX_FILE)
     except OSError:
         return b""
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    return _parse_json(_read(path))
 
 
 def _parse_json(text: bytes) -> dict[str, Any]:

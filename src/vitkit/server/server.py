@@ -29,8 +29,8 @@ from vitkit.server.config import ServerOptions
 from vitkit.server.metrics import Metrics
 from vitkit.server.middleware import RequestFilter
 from vitkit.server.protocol import Connection, connection_class
-from vitkit.server.queue import BodyReader, RequestQueue
-from vitkit.server.routes import InferenceService, create_app
+from vitkit.server.queue import RequestQueue
+from vitkit.server.routes import create_app
 from vitkit.server.stderr import StderrHandler, nonblocking_stderr
 from vitkit.server.supervisor import Launch, Supervisor, launch_worker
 
@@ -46,11 +46,10 @@ logger = logging.getLogger(__name__)
 class GracefulServer(uvicorn.Server):
     """uvicorn's server, which answers all accepted requests before it exits."""
 
-    def __init__(
-        self, config: uvicorn.Config, *, supervisor: Supervisor, connection: type[Connection], shares_socket: bool
-    ) -> None:
+    def __init__(self, config: uvicorn.Config, *, supervisor: Supervisor, connection: type[Connection]) -> None:
         super().__init__(config)
-        self.supervisor, self.connection, self.shares_socket = supervisor, connection, shares_socket
+        self.supervisor, self.connection = supervisor, connection
+        self.shares_socket = supervisor.options.shares_socket
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -139,9 +138,8 @@ def bind_socket(host: str, port: int) -> socket.socket:
     except (OSError, OverflowError) as error:
         sock.close()
         reason = getattr(error, "strerror", None) or str(error)
-        raise ConfigError(
-            f"cannot listen on {host}:{port}: {reason}", hint="choose another --port; 0 takes a free one"
-        ) from error
+        hint = "choose another --port; 0 takes a free one"
+        raise ConfigError(f"cannot listen on {host}:{port}: {reason}", hint=hint) from error
     sock.setblocking(False)
     return sock
 
@@ -210,19 +208,13 @@ async def run_server(server: GracefulServer, sock: socket.socket, *, on_listenin
 
 
 def create_server(
-    options: ServerOptions,
-    *,
-    launch: Launch = launch_worker,
-    clock: Callable[[], float] = time.monotonic,
+    options: ServerOptions, *, launch: Launch = launch_worker, clock: Callable[[], float] = time.monotonic
 ) -> GracefulServer:
     """Connect the parts of a server along the path of a request."""
-    limits, metrics = options.config.limits, Metrics()
-    queue = RequestQueue(limits, metrics=metrics, clock=clock)
-    supervisor = Supervisor(options, queue=queue, metrics=metrics, launch=launch, clock=clock)
-    bodies = BodyReader(limits, retry_after=queue.retry_after)
-    metrics.buffered.set_function(lambda: bodies.buffered)
-    app = create_app(InferenceService(queue, supervisor, bodies, max_images=limits.images), runs_dir=options.runs)
-    request_filter = RequestFilter(app, options, queue=queue, bodies=bodies, metrics=metrics)
+    limits = options.config.limits
+    queue = RequestQueue(limits, metrics=Metrics(), clock=clock)
+    supervisor = Supervisor(options, queue=queue, launch=launch)
+    request_filter = RequestFilter(create_app(supervisor), options, queue=queue)
     connections = min(limits.connections, raise_descriptor_limit())
     connection = connection_class(replace(limits, connections=connections), request_filter, clock=clock)
     uvicorn_config = uvicorn.Config(
@@ -237,9 +229,7 @@ def create_server(
         backlog=BACKLOG,
         interface="asgi3",
     )
-    return GracefulServer(
-        uvicorn_config, supervisor=supervisor, connection=connection, shares_socket=options.shares_socket
-    )
+    return GracefulServer(uvicorn_config, supervisor=supervisor, connection=connection)
 
 
 def raise_descriptor_limit() -> int:

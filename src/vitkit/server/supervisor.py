@@ -12,7 +12,6 @@ import re
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -20,7 +19,6 @@ from vitkit.core.config import to_mapping
 from vitkit.core.errors import VitkitError
 from vitkit.server.config import ServerOptions
 from vitkit.server.ipc import Body, FrameDecoder, HTTPError, Message, WorkerResponse, encode_frame
-from vitkit.server.metrics import Metrics
 from vitkit.server.queue import RequestQueue
 
 CHECK_INTERVAL = 0.25
@@ -108,17 +106,9 @@ class WorkerConnection(asyncio.Protocol):
 class Supervisor:
     """Keeps one worker process running and knows what its models are."""
 
-    def __init__(
-        self,
-        options: ServerOptions,
-        *,
-        queue: RequestQueue,
-        metrics: Metrics,
-        launch: Launch = launch_worker,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self.options, self.models, self.queue, self.metrics = options, options.models, queue, metrics
-        self.launch, self.clock = launch, clock
+    def __init__(self, options: ServerOptions, *, queue: RequestQueue, launch: Launch = launch_worker) -> None:
+        self.options, self.models, self.launch = options, options.models, launch
+        self.queue, self.metrics, self.clock = queue, queue.metrics, queue.clock
         self.descriptions: dict[str, dict[str, Any]] = {}
         self.process: subprocess.Popen[bytes] | None = None
         self.connection: WorkerConnection | None = None

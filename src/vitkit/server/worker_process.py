@@ -31,14 +31,7 @@ from vitkit.core.errors import VitkitError, summarize
 from vitkit.core.formatting import configure_logging
 from vitkit.data.decode_limits import DecodeLimits
 from vitkit.server.config import LimitsConfig, ModelConfig, ServeConfig
-from vitkit.server.handlers import (
-    SMALLER_IMAGE,
-    Job,
-    build_response,
-    concatenate,
-    prepare,
-    process_attention,
-)
+from vitkit.server.handlers import SMALLER_IMAGE, Job, build_response, concatenate, prepare, process_attention
 from vitkit.server.ipc import HTTPError, Message, WorkerResponse, encode_frame, read_messages
 from vitkit.server.models import ServedModel, load_models
 from vitkit.server.stderr import StderrHandler
@@ -69,36 +62,25 @@ class Worker:
         threads: int,
         slots: int,
         decoders: int,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.sock, self.limits, self.models, self.clock = sock, limits, models, clock
-        self.threads, self.slots, self.free_slots, self.decoders = threads, slots, slots, decoders
+        self.sock, self.limits, self.models, self.clock = sock, limits, models, time.monotonic
+        self.threads, self.free_slots, self.decoders = threads, slots, decoders
+        self.is_parallel = slots == threads
+        """Whether every thread may run the models, each on one core."""
         self.decode_limits = DecodeLimits(max_bytes=limits.bytes, max_pixels=limits.pixels)
         self.requests: queue.SimpleQueue[tuple[Message, bytes]] = queue.SimpleQueue()
         self.ready: deque[Job] = deque()
-        self.lock = threading.Lock()
-        self.send_lock = threading.Lock()
+        self.lock, self.send_lock = threading.Lock(), threading.Lock()
         self.decoder_slots = threading.Semaphore(decoders)
         self.decoding: dict[int, float] = {}
         self.running: dict[int, tuple[str, float]] = {}
         self.in_flight: dict[int, int] = {}
+        self.max_in_flight = max(10, 5 * threads) if self.is_parallel else 2 * limits.batch
+        """Images that the front end dispatches at most: one and a few more per thread, or two batches."""
+        self.min_in_flight = 2 * threads if self.is_parallel else 2 * limits.batch
+        """Images that keep all cores busy: one and the next per thread, or two batches."""
         self.concurrent_until = 0.0
         self.seconds_per_request = 1.0
-
-    @property
-    def is_parallel(self) -> bool:
-        """Whether every thread may run the models, each on one core."""
-        return self.slots == self.threads
-
-    @property
-    def max_in_flight(self) -> int:
-        """Images that the front end dispatches at most: one and a few more per thread, or two batches."""
-        return max(10, 5 * self.threads) if self.is_parallel else 2 * self.limits.batch
-
-    @property
-    def min_in_flight(self) -> int:
-        """Images that keep all cores busy: one and the next per thread, or two batches."""
-        return 2 * self.threads if self.is_parallel else 2 * self.limits.batch
 
     def listen(self, messages: Iterator[tuple[Message, bytes]]) -> None:
         """Start the threads and receive messages until the front end closes the socket."""
@@ -129,26 +111,21 @@ class Worker:
             self.process([self.requests.get()])
 
     def process(self, received: list[tuple[Message, bytes]]) -> None:
-        """Decode a request, and a fraction of those that wait if they are small, and run what is ready."""
+        """Decode a request, and this thread's part of those that wait if they are small, and run what is ready."""
         start, thread = self.clock(), threading.get_ident()
         if self.is_parallel:
-            received += self.take_small_requests(len(received))
+            per_thread = self.requests.qsize() // self.threads
+            count = min(self.limits.batch, per_thread, int(COMBINE_SECONDS / self.seconds_per_request))
+            with contextlib.suppress(queue.Empty):  # another thread was faster
+                while len(received) < count:
+                    received.append(self.requests.get_nowait())
         count = self.in_flight[thread] = len(received)
-        self.note_concurrency()
+        if sum(list(self.in_flight.values())) + self.requests.qsize() >= self.threads:  # a request for every thread
+            self.concurrent_until = self.clock() + CONCURRENT_SECONDS
         jobs = [self.decode(*received.pop(0)) for _ in range(count)]
         self.run_ready([job for job in jobs if job is not None])
         del self.in_flight[thread]
         self.seconds_per_request += 0.1 * ((self.clock() - start) / count - self.seconds_per_request)
-
-    def take_small_requests(self, taken: int) -> list[tuple[Message, bytes]]:
-        """Take this thread's part of the waiting requests, as long as they are processed in no time."""
-        per_thread = self.requests.qsize() // self.threads
-        count = min(self.limits.batch, per_thread, int(COMBINE_SECONDS / self.seconds_per_request)) - taken
-        received: list[tuple[Message, bytes]] = []
-        with contextlib.suppress(queue.Empty):  # another thread was faster
-            while len(received) < count:
-                received.append(self.requests.get_nowait())
-        return received
 
     def decode(self, header: Message, body: bytes) -> Job | None:
         """Decode the images of a request; None if that is impossible, which is answered here."""
@@ -160,7 +137,7 @@ class Worker:
             try:
                 prepare(job, body, decode_limits=self.decode_limits, max_images=max_images)
             except Exception as error:
-                self.send(encode_response(job, to_error_response(error)))
+                self.send(job.encode_response(to_error_response(error)))
                 return None
             finally:
                 del self.decoding[job.id]
@@ -216,7 +193,7 @@ class Worker:
             service_seconds = max(seconds, decode_seconds / self.decoders)
         times = {"seconds": round(seconds, 6), "service_seconds": round(service_seconds, 6)}
         completed = {"completed": images, "attention": is_attention, **times}
-        self.send((completed, b""), *map(encode_response, jobs, responses))
+        self.send((completed, b""), *map(Job.encode_response, jobs, responses))
 
     def respond(self, jobs: list[Job], *, single_threaded: bool = False) -> list[WorkerResponse]:
         """Compute the responses of one batch. A failed GPU ends the process; other errors concern their requests."""
@@ -250,11 +227,6 @@ class Worker:
         finally:
             torch.set_num_threads(1)
 
-    def note_concurrency(self) -> None:
-        """Remember when there was a request for every thread."""
-        if sum(list(self.in_flight.values())) + self.requests.qsize() >= self.threads:
-            self.concurrent_until = self.clock() + CONCURRENT_SECONDS
-
     def uses_one_core(self, images: int) -> bool:
         """Return whether a batch runs on one core, because there is, or was just now, a request for every thread.
 
@@ -282,11 +254,6 @@ def to_error_response(error: Exception) -> WorkerResponse:
         logger.error("a request failed", exc_info=error)
         error = HTTPError(500, "internal server error", hint="see the server's log")
     return error.to_response()
-
-
-def encode_response(job: Job, response: WorkerResponse) -> tuple[Message, bytes]:
-    """Return a response as a message."""
-    return {"id": job.id, "status": response.status, "headers": response.headers}, response.body
 
 
 def exit_on_return(function: Callable[[], None]) -> None:
@@ -326,25 +293,20 @@ def serve(sock: socket.socket) -> None:
     config = from_mapping(ServeConfig, header["config"])
     if config.engine.threads:
         torch.set_num_threads(config.engine.threads)
+    configs = [from_mapping(ModelConfig, each) for each in header["models"]]
     try:
         models = load_models(
-            [from_mapping(ModelConfig, each) for each in header["models"]],
-            engine=config.engine,
-            calibration=header["calibration"],
-            batch=config.limits.batch,
+            configs, engine=config.engine, calibration=header["calibration"], batch=config.limits.batch
         )
     except (VitkitError, OSError) as error:
         sock.sendall(encode_frame({"failed": summarize(error), "hint": getattr(error, "hint", None)}))
         return
     worker = create_worker(sock, config, models)
-    ready = {
-        "ready": [model.description() for model in models.values()],
-        "batch_seconds": max(model.batch_seconds for model in models.values()),
-        "seconds_per_image": max(model.seconds_per_image for model in models.values()),
-        "min_in_flight": worker.min_in_flight,
-        "max_in_flight": worker.max_in_flight,
+    ready = {"ready": [model.description() for model in models.values()]}
+    ready |= {
+        key: max(getattr(model, key) for model in models.values()) for key in ("batch_seconds", "seconds_per_image")
     }
-    worker.send((ready, b""))
+    worker.send((ready | {"min_in_flight": worker.min_in_flight, "max_in_flight": worker.max_in_flight}, b""))
     worker.listen(messages)
 
 

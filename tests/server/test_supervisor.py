@@ -196,7 +196,7 @@ def test_missing_file_descriptors_do_not_end_the_server(caplog: pytest.LogCaptur
     @with_harness
     async def run(harness: Harness) -> None:
         harness.supervisor.connection = None
-        harness.supervisor.first_ready.set()
+        harness.supervisor.was_ready = True
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("vitkit.server.supervisor.socket.socketpair", fail)
             await harness.supervisor.start()
@@ -268,7 +268,7 @@ async def test_requests_are_retried_if_no_thread_can_wait_for_the_worker(harness
 
     with socket.socket() as sock:
         harness.supervisor.process = harness.launch(sock)
-    harness.supervisor.first_ready.set()
+    harness.supervisor.was_ready = True
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(asyncio.get_running_loop(), "run_in_executor", fail)
         harness.connection.connection_lost(None)

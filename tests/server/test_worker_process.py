@@ -250,7 +250,7 @@ def test_decoders_bound_concurrent_decoding(monkeypatch: pytest.MonkeyPatch) -> 
         started.get(timeout=TIMEOUT)
     for _ in range(4):
         assert started.empty()
-        assert len(worker.decoding) <= 2
+        assert len(worker.running) <= 2
         allowed.release()
         started.get(timeout=TIMEOUT)
     allowed.release(2)

@@ -1,6 +1,7 @@
 """Settings of the server, and the parser for the arguments of `vitkit serve`."""
 
 import ipaddress
+import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
@@ -126,15 +127,15 @@ def parse_arguments(
     for argument in arguments:
         key, equals, value = argument.partition("=")
         if equals and key.partition(".")[0] in (*SECTIONS, "hosts"):
-            overrides.append(f"hosts={_quote_list(value)}" if key == "hosts" and value[:1] != "[" else argument)
+            hosts = json.dumps([name.strip() for name in value.split(",") if name.strip()])
+            overrides.append(f"hosts={hosts}" if key == "hosts" and value[:1] != "[" else argument)
             continue
         has_name = equals and not Path(argument).exists()
         name, source = (key, value) if has_name else (_default_name(argument), argument)
         _check_model_name(name, source)
-        models += [
-            ModelConfig(name=f"{name}-{precision}" if number else name, source=source, precision=precision)
-            for number, precision in enumerate(precisions)
-        ]
+        for number, precision in enumerate(precisions):
+            suffix = f"-{precision}" if number else ""
+            models.append(ModelConfig(name=name + suffix, source=source, precision=precision))
     names = [model.name for model in models]
     if duplicates := sorted({name for name in names if names.count(name) > 1}):
         raise ConfigError("duplicate model name", got=", ".join(duplicates), hint="choose another name: NAME=RUN")
@@ -163,14 +164,8 @@ def _check_model_name(name: str, source: str) -> None:
         if hint := did_you_mean(name, settings):
             raise ConfigError(f"unknown setting {name}", hint=hint)
     if not MODEL_NAME.fullmatch(name):
-        raise ConfigError(
-            "invalid model name", expected="letters, digits, . _ -", got=name, hint="choose a name: NAME=RUN"
-        )
-
-
-def _quote_list(value: str) -> str:
-    names = [f'"{name.strip()}"' for name in value.split(",") if name.strip()]
-    return f"[{', '.join(names)}]"
+        hint = "choose a name: NAME=RUN"
+        raise ConfigError("invalid model name", expected="letters, digits, . _ -", got=name, hint=hint)
 
 
 def _default_name(source: str) -> str:

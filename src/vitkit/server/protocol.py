@@ -85,11 +85,6 @@ class Connection(HttpToolsProtocol):
         running = self.running
         return running is not None and not running.response_complete and (self.in_headers or running is not self.cycle)
 
-    @property
-    def is_idle(self) -> bool:
-        """Whether the connection waits for its client and is not being closed."""
-        return self.waiting_since is not None and not self.is_response_due and not self.transport.is_closing()
-
     # Connection events
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -99,7 +94,8 @@ class Connection(HttpToolsProtocol):
         if len(self.connections) <= self.limits.connections:
             return
         others = [cast("Connection", each) for each in self.connections if each is not self]
-        idle = [each for each in others if each.is_idle]
+        waiting = [each for each in others if each.waiting_since is not None and not each.is_response_due]
+        idle = [each for each in waiting if not each.transport.is_closing()]
         if not idle:
             self.send_and_close(HTTPError(503, "too many connections", headers={"retry-after": "1"}))
         # Several at once, so that a flood of connections is not searched again for each of them.

@@ -20,6 +20,7 @@ from vitkit.server import metrics, runs_api, schemas
 from vitkit.server.ipc import JSON, JSON_SIZE_HEADER, HTTPError, Message, encode_json, not_found
 from vitkit.server.supervisor import Supervisor
 
+DESCRIPTION = "Labels, features and attention of images by Vision Transformers. Errors are JSON."
 MODEL_PATTERN = r"^[A-Za-z0-9._-]+$"
 ModelQuery = Annotated[str | None, Query(description="Model name; the first model by default.", pattern=MODEL_PATTERN)]
 ModelName = Annotated[str, Path(description="Model name.", pattern=MODEL_PATTERN)]
@@ -65,15 +66,9 @@ def parse_json_size(request: Request) -> int | None:
 
 def create_app(supervisor: Supervisor) -> FastAPI:
     """Create the ASGI application with all routes."""
-    app = FastAPI(
-        title="vitkit",
-        version=version("vitkit"),
-        description="Labels, features and attention of images by Vision Transformers. Errors are JSON.",
-        docs_url=None,
-        redoc_url=None,
-        openapi_url=None,
-        redirect_slashes=False,
-    )
+    # Without openapi_url, FastAPI adds no pages of its own.
+    app = FastAPI(title="vitkit", version=version("vitkit"), description=DESCRIPTION, openapi_url=None)
+    app.router.redirect_slashes = False
     add_error_handlers(app)
     add_inference_routes(app, supervisor)
     add_model_routes(app, supervisor)
@@ -189,11 +184,10 @@ def add_model_routes(app: FastAPI, supervisor: Supervisor) -> None:
     async def list_models() -> Response:
         if supervisor.models:
             supervisor.describe(None)
-        models = [
-            {key: value for key, value in description.items() if key not in ("labels", "preprocessing")}
-            for description in supervisor.descriptions.values()
-        ]
-        return json_response({"models": models})
+        summaries = [description.copy() for description in supervisor.descriptions.values()]
+        for each in summaries:
+            del each["labels"], each["preprocessing"]
+        return json_response({"models": summaries})
 
     summary = "Describe a model with labels and preprocessing"
 

@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from types import FrameType
+from typing import Any
 
 import uvicorn
 
@@ -54,8 +55,7 @@ class GracefulServer(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         """Stop on SIGTERM and Ctrl-C; unlike in uvicorn, the signal is not raised again afterwards."""
-        numbers = (signal.SIGTERM, signal.SIGINT)
-        previous = {number: signal.signal(number, self.handle_exit) for number in numbers}
+        previous = {number: signal.signal(number, self.handle_exit) for number in (signal.SIGTERM, signal.SIGINT)}
         try:
             yield
         finally:
@@ -117,12 +117,6 @@ class GracefulServer(uvicorn.Server):
                 if isinstance(connection, Connection):
                     connection.close_if_overdue(now)
 
-    async def stop_on_start_error(self) -> None:
-        """Stop if the models cannot be loaded."""
-        await self.supervisor.first_ready.wait()
-        if self.supervisor.start_error is not None:
-            self.should_exit = True
-
 
 # Sockets
 
@@ -183,18 +177,14 @@ def serve(options: ServerOptions, sock: socket.socket, *, on_listening: Callable
 async def run_server(server: GracefulServer, sock: socket.socket, *, on_listening: Callable[[str], None]) -> None:
     """Run the front end and its worker until the server is asked to stop."""
     supervisor = server.supervisor
-    tasks = [
-        asyncio.create_task(supervisor.run()),
-        asyncio.create_task(server.close_idle_connections(sock)),
-        asyncio.create_task(server.stop_on_start_error()),
-    ]
+    tasks = [asyncio.create_task(each) for each in (supervisor.run(), server.close_idle_connections(sock))]
     if supervisor.models:
-        tasks[0].add_done_callback(lambda _: setattr(server, "should_exit", True))  # it only ends with an exception
+        tasks[0].add_done_callback(lambda _: setattr(server, "should_exit", True))  # it ends only with an exception
     with server.capture_signals():  # from before the URL is known until the worker has ended
         try:
-            while server.shares_socket and not (supervisor.first_ready.is_set() or server.should_exit):
+            while server.shares_socket and not (supervisor.was_ready or server.should_exit):
                 await asyncio.sleep(0.05)
-            if supervisor.start_error is None and not server.should_exit:
+            if not server.should_exit:
                 on_listening(socket_url(sock))
                 await server.serve(sockets=[sock])
         finally:
@@ -203,8 +193,6 @@ async def run_server(server: GracefulServer, sock: socket.socket, *, on_listenin
             supervisor.close()
             with contextlib.suppress(asyncio.CancelledError):
                 await tasks[0]  # raises the exception of the supervisor, if there was one
-    if supervisor.start_error is not None:
-        raise supervisor.start_error
 
 
 def create_server(
@@ -217,18 +205,9 @@ def create_server(
     request_filter = RequestFilter(create_app(supervisor), options, queue=queue)
     connections = min(limits.connections, raise_descriptor_limit())
     connection = connection_class(replace(limits, connections=connections), request_filter, clock=clock)
-    uvicorn_config = uvicorn.Config(
-        request_filter,
-        http=connection,
-        ws="none",
-        lifespan="off",
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        proxy_headers=False,
-        backlog=BACKLOG,
-        interface="asgi3",
-    )
+    settings: dict[str, Any] = {"http": connection, "ws": "none", "lifespan": "off", "interface": "asgi3"}
+    settings |= dict.fromkeys(("access_log", "server_header", "proxy_headers"), False)
+    uvicorn_config = uvicorn.Config(request_filter, backlog=BACKLOG, log_config=None, **settings)
     return GracefulServer(uvicorn_config, supervisor=supervisor, connection=connection)
 
 

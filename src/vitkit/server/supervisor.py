@@ -115,7 +115,7 @@ class Supervisor:
         self.is_loaded = False
         self.is_stopping = False
         self.start_error: StartError | None = None
-        self.first_ready = asyncio.Event()
+        self.was_ready = False
         self.failed_starts = 0
         self.max_start_seconds = MAX_START_SECONDS
         self.started_at = self.last_message_at = 0.0
@@ -156,14 +156,16 @@ class Supervisor:
     # Life cycle
 
     async def run(self) -> None:
-        """Start the worker and supervise it until cancelled."""
+        """Start the worker and supervise it until cancelled. Raise `StartError` if the first worker cannot start."""
         if not self.models:
-            self.first_ready.set()
+            self.was_ready = True
             return
         await self.start()
         checked_at = self.clock()
         while True:
             await asyncio.sleep(CHECK_INTERVAL)
+            if self.start_error is not None:
+                raise self.start_error
             now = self.clock()
             delay, checked_at = now - checked_at - CHECK_INTERVAL, now
             if delay > CHECK_INTERVAL:  # this process was suspended, perhaps with the whole machine
@@ -193,20 +195,16 @@ class Supervisor:
         ours.setblocking(False)
         connection = self.connection = WorkerConnection(self)
         await asyncio.get_running_loop().create_connection(lambda: connection, sock=ours)
-        connection.send(
-            {
-                "config": to_mapping(self.options.config),
-                "models": [to_mapping(model) for model in self.models],
-                "calibration": None if self.descriptions else self.options.calibration,  # once
-                "log_format": self.options.log_format,
-            }
-        )
+        models = [to_mapping(model) for model in self.models]
+        calibration = None if self.descriptions else self.options.calibration  # once
+        start = {"config": to_mapping(self.options.config), "models": models, "calibration": calibration}
+        connection.send(start | {"log_format": self.options.log_format})
 
     async def check(self) -> None:
         """Ping the worker; replace one that has died or hangs."""
         now = self.clock()
         if self.connection is None:
-            if self.start_error is None and now - self.started_at > 0.1 * 2 ** min(self.failed_starts, 6):
+            if now - self.started_at > 0.1 * 2 ** min(self.failed_starts, 6):
                 self.failed_starts += 1
                 await self.start()
         elif not self.is_loaded:
@@ -215,9 +213,8 @@ class Supervisor:
         elif now - self.last_message_at > REPLACE_AFTER:
             self.kill("does not respond")
         elif self._is_overdue():
-            self.kill(
-                "hangs in a batch" if self.running_seconds["decoding"] <= MAX_DECODE_SECONDS else "hangs in an image"
-            )
+            is_decoding = self.running_seconds["decoding"] > MAX_DECODE_SECONDS
+            self.kill("hangs in an image" if is_decoding else "hangs in a batch")
         else:
             self.connection.send({"ping": now})
 
@@ -290,14 +287,15 @@ class Supervisor:
         if [description["name"] for description in descriptions] != [model.name for model in self.models]:
             raise ValueError(descriptions)
         self.batch_seconds = _parse_seconds(header["batch_seconds"])
-        min_in_flight, max_in_flight = (max(1, int(header[key])) for key in ("min_in_flight", "max_in_flight"))
-        seconds_per_image = _parse_seconds(header["seconds_per_image"])
-        self.is_loaded, self.failed_starts = True, 0
-        seconds = self.clock() - self.started_at
-        previous = self.max_start_seconds if self.first_ready.is_set() else 30.0
+        minimum, maximum = (max(1, int(header[key])) for key in ("min_in_flight", "max_in_flight"))
+        seconds_per_image, seconds = _parse_seconds(header["seconds_per_image"]), self.clock() - self.started_at
+        previous = self.max_start_seconds if self.was_ready else 30.0
         self.max_start_seconds = max(previous, 5 * seconds)
-        if not self.first_ready.is_set():
-            _log_descriptions(descriptions)
+        for each in () if self.was_ready else descriptions:
+            facts = f"{each['model']}, {each['classes']:,} classes, {each['precision']}, {each['engine']}"
+            logger.info("%s: %s", each["name"], facts)
+            for remark in filter(None, (each["remark"], each["agreed"])):
+                logger.info("  %s", remark)
         measured = self.descriptions
         self.descriptions = {
             new["name"]: {key: value for key, value in new.items() if key != "remark"}
@@ -305,31 +303,20 @@ class Supervisor:
             for new in descriptions
         }
         logger.info("ready after %.1f s", seconds)
-        assert self.connection is not None
+        self.is_loaded, self.was_ready, self.failed_starts = True, True, 0
         self.metrics.ready.set(self.is_ready)
-        self.first_ready.set()
+        assert self.connection is not None
+        send = self.connection.send
         self.queue.attach_worker(
-            self.connection.send,
-            min_in_flight=min_in_flight,
-            max_in_flight=max_in_flight,
-            seconds_per_image=seconds_per_image,
+            send, min_in_flight=minimum, max_in_flight=maximum, seconds_per_image=seconds_per_image
         )
 
     def _on_start_error(self, error: StartError) -> None:
         """Stop the server if the first worker cannot start; otherwise try again."""
-        if self.first_ready.is_set():
+        if self.was_ready:
             logger.error("the worker cannot load its models: %s", error)
-            return
-        self.start_error = error
-        self.first_ready.set()
-
-
-def _log_descriptions(descriptions: list[dict[str, Any]]) -> None:
-    for each in descriptions:
-        facts = f"{each['model']}, {each['classes']:,} classes, {each['precision']}, {each['engine']}"
-        logger.info("%s: %s", each["name"], facts)
-        for remark in filter(None, (each["remark"], each["agreed"])):
-            logger.info("  %s", remark)
+        else:
+            self.start_error = error
 
 
 def _parse_response(header: Message, body: bytes) -> WorkerResponse:

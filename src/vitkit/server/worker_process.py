@@ -72,8 +72,8 @@ class Worker:
         self.ready: deque[Job] = deque()
         self.lock, self.send_lock = threading.Lock(), threading.Lock()
         self.decoder_slots = threading.Semaphore(decoders)
-        self.decoding: dict[int, float] = {}
         self.running: dict[int, tuple[str, float]] = {}
+        """For each thread that decodes or runs a model, which of these, and since when."""
         self.in_flight: dict[int, int] = {}
         self.max_in_flight = max(10, 5 * threads) if self.is_parallel else 2 * limits.batch
         """Images that the front end dispatches at most: one and a few more per thread, or two batches."""
@@ -95,11 +95,10 @@ class Worker:
     def heartbeat(self, header: Message) -> Message:
         """Return for how long the oldest task of each kind has been running."""
         now = self.clock()
-        starts = [*self.running.copy().values(), *(("decoding", start) for start in self.decoding.copy().values())]
-        return {"pong": header["ping"]} | {
-            kind: now - min((start for each, start in starts if each == kind), default=now)
-            for kind in ("predicting", "attention", "decoding")
-        }
+        seconds = dict.fromkeys(("predicting", "attention", "decoding"), 0.0)
+        for kind, start in self.running.copy().values():
+            seconds[kind] = max(seconds[kind], now - start)
+        return {"pong": header["ping"], **seconds}
 
     # Threads
 
@@ -133,14 +132,15 @@ class Worker:
         # A KServe request must not have more images than the queue counted; a list cannot be undercounted.
         max_images = min(self.limits.images, header["images"]) if header["task"] == "infer" else self.limits.images
         with self.decoder_slots:  # large images need much memory while they are decoded
-            self.decoding[job.id] = start = self.clock()
+            start, thread = self.clock(), threading.get_ident()
+            self.running[thread] = "decoding", start
             try:
                 prepare(job, body, decode_limits=self.decode_limits, max_images=max_images)
             except Exception as error:
                 self.send(job.encode_response(to_error_response(error)))
                 return None
             finally:
-                del self.decoding[job.id]
+                del self.running[thread]
             job.decode_seconds = self.clock() - start
         return job
 

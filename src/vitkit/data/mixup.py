@@ -18,9 +18,7 @@ def one_hot(labels: Int[Tensor, " B"], *, num_classes: int, smoothing: int | flo
     check_fraction("label smoothing", smoothing)
     if labels.numel() and not 0 <= int(labels.min()) <= int(labels.max()) < num_classes:
         raise DataError(
-            "a label is out of range",
-            expected=f"0…{num_classes - 1}",
-            got=f"{int(labels.min())}…{int(labels.max())}",
+            "a label is out of range", expected=f"0…{num_classes - 1}", got=f"{int(labels.min())}…{int(labels.max())}"
         )
     targets = torch.full((len(labels), num_classes), smoothing / num_classes, device=labels.device)
     return targets.scatter_(1, labels[:, None].long(), 1.0 - smoothing + smoothing / num_classes)

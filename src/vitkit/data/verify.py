@@ -47,11 +47,7 @@ class BadFile:
 
 
 def find_bad_files(
-    source: ImageSource,
-    *,
-    channels: int = 3,
-    workers: int = 0,
-    progress: Callable[[int], None] = lambda images: None,
+    source: ImageSource, *, channels: int = 3, workers: int = 0, progress: Callable[[int], None] = lambda images: None
 ) -> list[BadFile]:
     """Decode every image once and return those that fail, in the order of the source.
 

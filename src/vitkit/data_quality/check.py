@@ -9,12 +9,7 @@ from vitkit.core.errors import ConfigError
 from vitkit.data.dataset import UNLABELED, Dataset, ImageSource
 from vitkit.data.layouts.registry import open_dataset
 from vitkit.data.verify import BadFile, logger, skip_unreadable
-from vitkit.data_quality.label_errors import (
-    MIN_SCORE,
-    REPORTED_NEIGHBORS,
-    LabelIssue,
-    find_label_issues,
-)
+from vitkit.data_quality.label_errors import MIN_SCORE, REPORTED_NEIGHBORS, LabelIssue, find_label_issues
 from vitkit.data_quality.near_duplicates import (
     ImageDescriptors,
     ImageRef,

@@ -17,13 +17,7 @@ from vitkit.data.dataset import ImageSource, StoredImage
 from vitkit.data.decode import decode
 from vitkit.data.layouts.files import shorten_list
 from vitkit.data.loader import CPU
-from vitkit.evaluation.evaluation import (
-    EvaluationResult,
-    RealAccuracy,
-    class_indices,
-    evaluate_logits,
-    require_labels,
-)
+from vitkit.evaluation.evaluation import EvaluationResult, RealAccuracy, class_indices, evaluate_logits, require_labels
 from vitkit.evaluation.label_maps import (
     PUBLISHED,
     WNID,

@@ -14,13 +14,7 @@ import numpy as np
 from vitkit.core.errors import DataError, MissingDependencyError
 from vitkit.data.dataset import UNLABELED, Dataset, StoredImage
 from vitkit.data.layouts.base import NamedSource, make_dataset, number_labels, number_names
-from vitkit.data.layouts.files import (
-    MAX_TEXT,
-    check_expansion,
-    find_base_directory,
-    group_shards,
-    shorten_list,
-)
+from vitkit.data.layouts.files import MAX_TEXT, check_expansion, find_base_directory, group_shards, shorten_list
 
 IMAGE_COLUMNS = ("image", "img", "jpg", "png")
 LABEL_COLUMNS = ("label", "labels", "fine_label", "class", "cls")

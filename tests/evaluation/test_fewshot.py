@@ -11,7 +11,6 @@ from vitkit.evaluation.fewshot import (
     L2,
     LinearHead,
     fit_logistic_head,
-    leave_one_out_logits,
     sample_shots,
     score_shots,
     solve_ridge,
@@ -68,8 +67,8 @@ def test_ridge_equals_scikit_learn(images: int, width: int) -> None:
 @pytest.mark.parametrize(("images", "width"), SIZES)
 def test_leave_one_out_equals_refitting(images: int, width: int) -> None:
     train, l2 = some(images, width), 5.0
-    ours = leave_one_out_logits(
-        solve_ridge(train.features, train.targets, num_classes=3), train.features, train.targets, l2=l2
+    ours = solve_ridge(train.features, train.targets, num_classes=3).leave_one_out_logits(
+        train.features, train.targets, l2=l2
     )
     features = train.features.double().numpy()
     mean, deviation = features.mean(axis=0), features.std(axis=0) + 1e-5
@@ -86,7 +85,7 @@ def test_temperature_scaling_calibrates_the_head() -> None:
     train = some(200, 10)
     solution = solve_ridge(train.features, train.targets, num_classes=3)
     head = solution.head()
-    sharp = temperature_scaled(head, leave_one_out_logits(solution, train.features, train.targets), train.targets)
+    sharp = temperature_scaled(head, solution.leave_one_out_logits(train.features, train.targets), train.targets)
     queries = some(60, 10).features
     assert torch.equal(head(queries).argmax(dim=1), sharp(queries).argmax(dim=1))
     confidence = sharp(train.features).softmax(dim=1).max(dim=1).values.mean()

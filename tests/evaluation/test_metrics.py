@@ -1,7 +1,5 @@
 """Metrics: hand-worked cases, and scikit-learn's and scipy's answers to the same questions."""
 
-import math
-
 import numpy as np
 import pytest
 import torch
@@ -13,7 +11,7 @@ from torch import Tensor
 from vitkit.evaluation.metrics import (
     bootstrap_interval,
     calibration,
-    class_scores,
+    class_metrics,
     confidences,
     confusion_matrix,
     negative_log_likelihood,
@@ -50,16 +48,17 @@ def test_confusion_matrix_rows_are_targets() -> None:
 
 def test_class_scores_equal_scikit_learn() -> None:
     # precision_recall_fscore_support(LABELS, PREDICTIONS, labels=range(4), zero_division=nan) of scikit-learn 1.9.1
-    scores = class_scores(confusion_matrix(LABELS, PREDICTIONS, num_classes=4))
-    assert scores.count.tolist() == [4, 2, 4, 0]
-    np.testing.assert_allclose(scores.recall, [0.5, 0.5, 0.75, math.nan])
-    np.testing.assert_allclose(scores.precision, [2 / 3, 0.5, 0.75, 0.0])
-    np.testing.assert_allclose(scores.f1, [4 / 7, 0.5, 0.75, 0.0])
+    metrics = class_metrics(confusion_matrix(LABELS, PREDICTIONS, num_classes=4), "abcd")
+    assert [each.count for each in metrics] == [4, 2, 4, 0]
+    assert metrics[3].recall is None
+    np.testing.assert_allclose([each.recall for each in metrics[:3]], [0.5, 0.5, 0.75])
+    np.testing.assert_allclose([each.precision for each in metrics], [2 / 3, 0.5, 0.75, 0.0])
+    np.testing.assert_allclose([each.f1 for each in metrics], [4 / 7, 0.5, 0.75, 0.0])
 
 
 def test_absent_class_has_no_scores() -> None:
-    scores = class_scores(torch.tensor([[3, 0], [0, 0]]))
-    assert np.isnan([scores.recall[1], scores.precision[1], scores.f1[1]]).all()
+    absent = class_metrics(torch.tensor([[3, 0], [0, 0]]), "ab")[1]
+    assert (absent.recall, absent.precision, absent.f1) == (None, None, None)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])

@@ -29,9 +29,8 @@ from vitkit.evaluation.evaluation import (
     EvaluationResult,
     choose_split,
     class_indices,
-    evaluate_bundle,
 )
-from vitkit.evaluation.features import LabeledFeatures, compute_labeled_features
+from vitkit.evaluation.features import LabeledFeatures, compute_features
 from vitkit.evaluation.fewshot import (
     METHODS,
     FewShotResult,
@@ -203,9 +202,10 @@ def fewshot(  # noqa: PLR0913  the options of `vitkit fewshot`
     def labeled_features(source: ImageSource) -> LabeledFeatures:
         readable = check_images(source, preprocessing.channels)
         advance = start_task(progress, "computing features", len(readable))
-        return compute_labeled_features(
+        features = compute_features(
             bundle, readable, preprocessing=preprocessing, workers=workers, device=target_device, progress=advance
         )
+        return LabeledFeatures.from_arrays(features, readable.labels)
 
     splits = fewshot_splits(open_dataset(data))
     train, test = map(labeled_features, splits)
@@ -289,8 +289,9 @@ def compare(
             source = check_images(source, channels)
         description = f"{len(source):,} images of {name}"
         advance = start_task(progress, "evaluating", len(source) * len(candidates))
+        images = PreparedData(source=source)
         results = [
-            evaluate_bundle(each.bundle, source, workers=workers, device=target_device, progress=advance)
+            evaluate_protocol(each.bundle, images, workers=workers, device=target_device, progress=advance)
             for each in candidates
         ]
     rows = _describe_models(candidates, results, evaluated_on=description)

@@ -20,7 +20,7 @@ from vitkit.data_quality.near_duplicates import (
     reference_similarity,
 )
 from vitkit.evaluation.features import nearest_neighbors
-from vitkit.evaluation.fewshot import NEIGHBORS, TEMPERATURE, leave_one_out_logits, solve_ridge, temperature_scaled
+from vitkit.evaluation.fewshot import NEIGHBORS, TEMPERATURE, solve_ridge, temperature_scaled
 
 MIN_SCORE = 0.5
 """Score from which on a label is reported."""
@@ -163,7 +163,7 @@ def target_probabilities(
     labeled = labels[voting_split] != UNLABELED
     features, targets = torch.tensor(base[labeled]), torch.from_numpy(labels[voting_split][labeled])
     solution = solve_ridge(features, targets, num_classes=num_classes)
-    held_out_logits = leave_one_out_logits(solution, features, targets)
+    held_out_logits = solution.leave_one_out_logits(features, targets)
     head = temperature_scaled(solution.head(), held_out_logits, targets)
     scale = float(head.weight.norm() / solution.head().weight.norm().clamp(min=1e-12))
     probabilities = {}

@@ -1,7 +1,5 @@
 """Evaluation of a classifier: the result type, and the functions that compute it from logits or from a model."""
 
-import math
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 
 import numpy as np
@@ -11,17 +9,18 @@ from numpy.typing import NDArray
 from vitkit.core.errors import DataError, InputError
 from vitkit.core.shapes import Float, Int, Tensor
 from vitkit.data.dataset import Dataset, ImageSource
-from vitkit.data.loader import CPU
+from vitkit.data.layouts.files import shorten_list
 from vitkit.data.verify import BadFile
-from vitkit.evaluation.logits import compute_bundle_logits
 from vitkit.evaluation.metrics import (
     Calibration,
+    ClassMetrics,
     bootstrap_interval,
     calibration,
-    class_scores,
+    class_metrics,
     confidences,
     confusion_matrix,
     negative_log_likelihood,
+    none_if_nan,
     top_k,
 )
 from vitkit.weights.bundle import ModelBundle
@@ -30,18 +29,7 @@ SPLIT_ORDER = ("test", "val", "all", "train")
 """Splits in the order in which they are preferred for evaluation."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class ClassMetrics:
-    """Metrics of one class; None where a denominator is zero."""
-
-    name: str
-    count: int
-    recall: float | None
-    precision: float | None
-    f1: float | None
-
-
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Mistake:
     """A wrong prediction: image index, true and predicted class, and the probabilities of both."""
 
@@ -85,9 +73,7 @@ class EvaluationResult:
     """Metrics of a model on a split. Fractions and probabilities are 0..1."""
 
     labels: tuple[str, ...]
-    """Class names."""
     count: int
-    """Images evaluated."""
     top1: float
     top5: float
     """Fraction of images whose class is among the five likeliest, or among all if there are fewer classes."""
@@ -125,34 +111,23 @@ class EvaluationResult:
         """Return the n wrong predictions with the highest probability, or fewer."""
         wrong = np.flatnonzero(self.targets != self.predictions)
         order = wrong[np.argsort(-self.confidences[wrong], kind="stable")][:n]
-        return [
-            Mistake(
-                index=int(index),
-                target=int(self.targets[index]),
-                predicted=int(self.predictions[index]),
-                probability=float(self.confidences[index]),
-                target_probability=float(self.target_probabilities[index]),
-            )
-            for index in order
-        ]
+        columns = (order, self.targets[order], self.predictions[order])
+        probabilities = (self.confidences[order], self.target_probabilities[order])
+        return [Mistake(*row) for row in zip(*(column.tolist() for column in (*columns, *probabilities)), strict=True)]
 
     def to_dict(self) -> dict[str, object]:
         """Return what `vitkit eval --json` prints; None where a number does not exist."""
-        bins = len(self.calibration.count)
+        bins = self.calibration
+        columns = zip(bins.count.tolist(), bins.confidence, bins.accuracy, strict=True)
         result: dict[str, object] = self._summary() | {
             "count": self.count,
             "intervals": {name: [low, high] for name, (low, high) in self.intervals.items()},
             "per_class": [asdict(each) for each in self.per_class],
             "confusion": self.confusion.tolist(),
             "calibration": [
-                {
-                    "above": index / bins,
-                    "to": (index + 1) / bins,
-                    "count": int(self.calibration.count[index]),
-                    "confidence": _none_if_nan(self.calibration.confidence[index]),
-                    "accuracy": _none_if_nan(self.calibration.accuracy[index]),
-                }
-                for index in range(bins)
+                {"above": index / len(bins.count), "to": (index + 1) / len(bins.count), "count": count}
+                | {"confidence": none_if_nan(confidence), "accuracy": none_if_nan(accuracy)}
+                for index, (count, confidence, accuracy) in enumerate(columns)
             ],
         }
         if self.split is not None:
@@ -163,14 +138,10 @@ class EvaluationResult:
         if self.real is not None:
             result["real"] = self.real.to_dict()
         if self.comparison is not None:
-            fp32 = self.comparison.fp32
-            result |= {
-                "precision": self.comparison.precision,
-                "merge": self.comparison.merge,
-                "engine": self.comparison.engine,
-                "fp32": fp32._summary(),
-                "difference": {"top1": self.top1 - fp32.top1, "top5": self.top5 - fp32.top5},
-            }
+            engine, fp32 = self.comparison, self.comparison.fp32
+            result |= {"precision": engine.precision, "merge": engine.merge, "engine": engine.engine}
+            result |= {"fp32": fp32._summary()}
+            result |= {"difference": {"top1": self.top1 - fp32.top1, "top5": self.top5 - fp32.top5}}
         return result
 
     def _summary(self) -> dict[str, object]:
@@ -212,7 +183,7 @@ def evaluate_logits(
         ece=bins.error,
         nll=nll.mean().item(),
         intervals={name: bootstrap_interval(each, seed=seed) for name, each in correct.items()},
-        per_class=_class_metrics(confusion, labels),
+        per_class=class_metrics(confusion, labels),
         confusion=confusion.cpu().numpy(),
         calibration=bins,
         targets=targets.cpu().numpy(),
@@ -228,24 +199,6 @@ def check_finite(logits: Float[Tensor, "B Y"]) -> None:
         raise InputError("the model's logits are not finite", hint="its weights or its input hold NaN or infinity")
 
 
-def _class_metrics(confusion: Int[Tensor, "Y Y"], labels: tuple[str, ...]) -> list[ClassMetrics]:
-    scores = class_scores(confusion)
-    return [
-        ClassMetrics(
-            name=name,
-            count=int(scores.count[label]),
-            recall=_none_if_nan(scores.recall[label]),
-            precision=_none_if_nan(scores.precision[label]),
-            f1=_none_if_nan(scores.f1[label]),
-        )
-        for label, name in enumerate(labels)
-    ]
-
-
-def _none_if_nan(value: float | np.floating) -> float | None:
-    return None if math.isnan(value) else float(value)
-
-
 def choose_split(data: Dataset, name: str | None = None) -> tuple[str, ImageSource]:
     """Return the named split, or the first of SPLIT_ORDER that exists."""
     if name is None:
@@ -258,44 +211,21 @@ def choose_split(data: Dataset, name: str | None = None) -> tuple[str, ImageSour
 def require_labels(source: ImageSource) -> None:
     """Raise DataError if the images have no labels."""
     if not source.classes:
-        raise DataError(
-            f"the images have no labels ({source.layout})",
-            hint="put the images of each class in a directory, or list file_name,label in a CSV file",
-        )
+        hint = "put the images of each class in a directory, or list file_name,label in a CSV file"
+        raise DataError(f"the images have no labels ({source.layout})", hint=hint)
 
 
 def class_indices(bundle: ModelBundle, source: ImageSource) -> NDArray[np.int64]:
     """Return the index in the model of each class of a source; raise DataError if the model lacks one."""
     require_labels(source)
     if not bundle.labels:
-        raise DataError(
-            "the model has no classes: it only computes features",
-            hint="add classes with vitkit finetune, or evaluate its features with vitkit fewshot",
-        )
+        hint = "add classes with vitkit finetune, or evaluate its features with vitkit fewshot"
+        raise DataError("the model has no classes: it only computes features", hint=hint)
     indices = {label: index for index, label in enumerate(bundle.labels)}
-    unknown = [name for name in source.classes if name not in indices]
-    if unknown:
-        more = f" and {len(unknown) - 1} more" if len(unknown) > 1 else ""
+    if unknown := [name for name in source.classes if name not in indices]:
         raise DataError(
-            f"the model does not have the class {unknown[0]}{more}",
+            f"the model does not have the class {shorten_list(unknown, limit=1)}",
             expected=", ".join(bundle.labels[:5]) + (" …" if len(bundle.labels) > 5 else ""),
             hint="evaluate it on images of its own classes, or fine-tune it on these",
         )
     return np.array([indices[name] for name in source.classes], dtype=np.int64)
-
-
-def evaluate_bundle(
-    bundle: ModelBundle,
-    source: ImageSource,
-    *,
-    workers: int = 0,
-    batch_size: int = 64,
-    device: torch.device = CPU,
-    progress: Callable[[int], None] = lambda images: None,
-) -> EvaluationResult:
-    """Evaluate a model on a source whose classes are among its own, in any order."""
-    indices = torch.from_numpy(class_indices(bundle, source))
-    logits, targets = compute_bundle_logits(
-        bundle, source, workers=workers, batch_size=batch_size, device=device, progress=progress
-    )
-    return evaluate_logits(logits, indices[targets], labels=bundle.labels)

@@ -20,7 +20,7 @@ import torch
 from numpy.typing import NDArray
 
 from vitkit.core.errors import DataError, InputError
-from vitkit.core.shapes import Bool, Float, Int, Tensor
+from vitkit.core.shapes import Float, Int, Tensor
 from vitkit.data.dataset import ImageSource, Subset
 from vitkit.data.layouts.files import shorten_list
 from vitkit.evaluation.evaluation import EvaluationResult, check_finite, evaluate_logits
@@ -69,10 +69,8 @@ class LabelMap:
 
     def __post_init__(self) -> None:
         if not any(self.model_classes):
-            raise DataError(
-                f"the label map {self.name} has no class of the dataset",
-                got=f"classes such as {shorten_list(self.classes)}",
-            )
+            got = f"classes such as {shorten_list(self.classes)}"
+            raise DataError(f"the label map {self.name} has no class of the dataset", got=got)
 
     @property
     def mapped_labels(self) -> tuple[int, ...]:
@@ -137,16 +135,10 @@ def imagenet_index(name: str, *, names: NameKind = "either") -> int | None:
     >>> imagenet_index("n01443537"), imagenet_index("10"), imagenet_index("0007"), imagenet_index("tench")
     (1, 10, 7, None)
     """
-    if names != "numbers" and WNID.fullmatch(name):
-        return _wnid_indices().get(name)
-    if names != "wnids" and NUMBER.fullmatch(name) and int(name) < len(imagenet_wnids()):
+    wnids = imagenet_wnids()
+    if names != "wnids" and NUMBER.fullmatch(name) and int(name) < len(wnids):
         return int(name)
-    return None
-
-
-@cache
-def _wnid_indices() -> dict[str, int]:
-    return {wnid: index for index, wnid in enumerate(imagenet_wnids())}
+    return wnids.index(name) if names != "numbers" and name in wnids else None
 
 
 # Sources of label maps
@@ -158,13 +150,12 @@ def published_label_map(name: str, *, classes: Sequence[str], labels: Sequence[s
     positions = [imagenet_index(each, names=dataset.names) for each in classes]
     if unknown := [each for each, position in zip(classes, positions, strict=True) if position is None]:
         example = {"wnids": "n01440764", "numbers": "0 to 999", "either": "n01440764, or 0 to 999"}[dataset.names]
-        raise DataError(
-            f"these are not the classes of {name}: {shorten_list(unknown)}", expected=f"class names such as {example}"
-        )
-    model_indices = [int(indices[position]) for position in positions if position is not None]
+        message = f"these are not the classes of {name}: {shorten_list(unknown)}"
+        raise DataError(message, expected=f"class names such as {example}")
     warnings = []
     if name != "imagenet" and len(classes) != dataset.num_classes:
         warnings.append(f"{name} has {dataset.num_classes:,} classes, these images have {len(classes):,}")
+    model_indices = [int(indices[position]) for position in positions if position is not None]
     return LabelMap(
         name=name,
         classes=tuple(classes),
@@ -184,26 +175,23 @@ def load_label_map(path: Path, *, classes: Sequence[str], labels: Sequence[str])
     A class of the model is given by its index, label or WordNet id; JSON may have a list of them, CSV several lines.
     Only logits of mapped classes compete, unless JSON has {"logits": "all", "classes": {…}}.
     """
-    raw, logits = read_label_map(path)
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{path} cannot be read: {error}", hint="pass a JSON or CSV file") from error
+    parse = _parse_csv if path.suffix.lower() == ".csv" else _parse_json
+    raw, logits = parse(path, text)
     # A map may cover more classes than the dataset has, but one without a common class is of another dataset.
     if not set(raw) & set(classes):
         expected, got = shorten_list(list(classes)), shorten_list(list(raw))
         raise DataError(f"{path} has no class of the dataset", expected=expected, got=got)
-    wnids = imagenet_indices(labels) if _uses_wnids(raw, labels) else None
+    names = {each for group in raw.values() for each in group if isinstance(each, str)} - set(labels)
+    wnids = imagenet_indices(labels) if any(map(WNID.fullmatch, names)) else None
     model_classes = tuple(
         tuple(dict.fromkeys(resolve_class(each, labels=labels, wnids=wnids, path=path) for each in raw.get(name, ())))
         for name in classes
     )
     return LabelMap(name=path.name, classes=tuple(classes), model_classes=model_classes, logits=logits)
-
-
-def read_label_map(path: Path) -> tuple[RawLabelMap, LogitScope]:
-    """Read a JSON or CSV file without resolving its classes."""
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{path} cannot be read: {error}", hint="pass a JSON or CSV file") from error
-    return (_parse_csv(path, text), "mapped") if path.suffix.lower() == ".csv" else _parse_json(path, text)
 
 
 def _parse_json(path: Path, text: str) -> tuple[RawLabelMap, LogitScope]:
@@ -228,7 +216,7 @@ def _parse_json(path: Path, text: str) -> tuple[RawLabelMap, LogitScope]:
     return raw, logits
 
 
-def _parse_csv(path: Path, text: str) -> RawLabelMap:
+def _parse_csv(path: Path, text: str) -> tuple[RawLabelMap, LogitScope]:
     reader = csv.DictReader(io.StringIO(text, newline=""))
     if not {"class", "model_class"} <= set(reader.fieldnames or ()):
         got = ",".join(reader.fieldnames or ())
@@ -239,12 +227,7 @@ def _parse_csv(path: Path, text: str) -> RawLabelMap:
         # All CSV values are text: digits are an index.
         values = () if not value else (int(value) if value.isascii() and value.isdigit() else value,)
         raw[name] = (*raw.get(name, ()), *values)
-    return raw
-
-
-def _uses_wnids(raw: RawLabelMap, labels: Sequence[str]) -> bool:
-    values = (each for group in raw.values() for each in group)
-    return any(isinstance(each, str) and each not in set(labels) and WNID.fullmatch(each) for each in values)
+    return raw, "mapped"
 
 
 def resolve_class(value: int | str, *, labels: Sequence[str], wnids: NDArray[np.int64] | None, path: Path) -> int:
@@ -283,14 +266,17 @@ def evaluate_mapped(labeled: LabeledLogits, label_map: LabelMap, *, seed: int = 
     all_groups = [*groups, others] if others else groups
     names = tuple(label_map.classes[label] for label in mapped) + ((OTHER_CLASS,) if others else ())
     competing = sorted(members | set(others))
-    correct = {
-        name: mapped_top_k(labeled.logits, targets, groups=groups, competing=competing, k=k)
-        for name, k in (("top1", 1), ("top5", 5))
-    }
-    predictions = torch.tensor(competing)[labeled.logits[:, competing].argmax(dim=1)]
-    predicted = _predicted_groups(predictions, targets, correct["top1"], groups=all_groups)
+    rank = mapped_rank(labeled.logits, targets, groups=groups, competing=competing)
+    correct = {"top1": rank < 1, "top5": rank < 5}
+    # A wrong prediction counts for the first group that contains it.
+    first_group = {index: label for label, group in reversed(list(enumerate(all_groups))) for index in group}
+    predictions = torch.tensor([first_group[index] for index in competing])[labeled.logits[:, competing].argmax(dim=1)]
+    predictions = torch.where(correct["top1"], targets, predictions)
     logits = torch.stack([labeled.logits[:, group].amax(dim=1) for group in all_groups], dim=1)
-    result = evaluate_logits(_break_ties(logits, predicted), targets, labels=names, seed=seed)
+    # One class of the model may be in two groups: raise the logit of the predicted one above its equals.
+    rows = (logits.argmax(dim=1) != predictions).nonzero()[:, 0]
+    logits[rows, predictions[rows]] = torch.nextafter(logits[rows].amax(dim=1), torch.tensor(torch.inf))
+    result = evaluate_logits(logits, targets, labels=names, seed=seed)
     # Top-5 is among the model's classes, of which several may belong to one class of the dataset.
     return replace(
         result,
@@ -300,15 +286,10 @@ def evaluate_mapped(labeled: LabeledLogits, label_map: LabelMap, *, seed: int = 
     )
 
 
-def mapped_top_k(
-    logits: Float[Tensor, "N Y"],
-    targets: Int[Tensor, " N"],
-    *,
-    groups: Sequence[Sequence[int]],
-    competing: Sequence[int],
-    k: int,
-) -> Bool[Tensor, " N"]:
-    """Return whether one of the k largest competing logits belongs to the group of the target."""
+def mapped_rank(
+    logits: Float[Tensor, "N Y"], targets: Int[Tensor, " N"], *, groups: Sequence[Sequence[int]], competing: list[int]
+) -> Int[Tensor, " N"]:
+    """Return the number of competing logits above the largest one in the group of the target."""
     is_member = torch.zeros(len(groups), logits.shape[1], dtype=torch.bool)
     for label, group in enumerate(groups):
         is_member[label, list(group)] = True
@@ -316,25 +297,4 @@ def mapped_top_k(
     largest, argmax = logits.masked_fill(~is_member[targets], -torch.inf).max(dim=1, keepdim=True)
     index = torch.arange(logits.shape[1])
     precedes = (logits > largest) | ((logits == largest) & (index < argmax))
-    return precedes[:, list(competing)].sum(dim=1) < k
-
-
-def _predicted_groups(
-    predictions: Int[Tensor, " N"],
-    targets: Int[Tensor, " N"],
-    correct: Bool[Tensor, " N"],
-    *,
-    groups: Sequence[Sequence[int]],
-) -> Int[Tensor, " N"]:
-    """Return the group of each prediction: the target's if correct, else the first that contains it."""
-    first = {index: label for label, group in reversed(list(enumerate(groups))) for index in group}
-    wrong = torch.tensor([first[index] for index in predictions.tolist()], dtype=torch.int64)
-    return torch.where(correct, targets, wrong)
-
-
-def _break_ties(logits: Float[Tensor, "N Y"], predicted: Int[Tensor, " N"]) -> Float[Tensor, "N Y"]:
-    """Raise the logit of the predicted group above its equals: one class of the model may be in two groups."""
-    logits = logits.clone()
-    rows = (logits.argmax(dim=1) != predicted).nonzero()[:, 0]
-    logits[rows, predicted[rows]] = torch.nextafter(logits[rows].amax(dim=1), torch.tensor(torch.inf))
-    return logits
+    return precedes[:, competing].sum(dim=1)

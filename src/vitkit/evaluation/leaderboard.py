@@ -2,7 +2,7 @@
 
 import csv
 import io
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -78,9 +78,9 @@ class Leaderboard:
         """Yield ungrouped datasets, the mean over grouped ones, then each group with its datasets."""
         yield from (self._dataset_row(dataset) for dataset in self.datasets if dataset.group is None)
         if self.groups and self.mean_title is not None:
-            yield self._mean_row("mean", self.mean_title)
+            yield self._mean_row("mean", self.mean_title, groups=self.groups)
         for group in self.groups:
-            yield self._mean_row("group", group, group=group)
+            yield self._mean_row("group", group, groups=[group])
             yield from (self._dataset_row(dataset) for dataset in self.datasets if dataset.group == group)
 
     def mean_rows(self) -> list[LeaderboardRow]:
@@ -88,24 +88,20 @@ class Leaderboard:
         return [row for row in self.rows() if row.kind != "dataset"]
 
     def _dataset_row(self, dataset: LeaderboardDataset) -> LeaderboardRow:
-        keys = {model: (dataset.name, model) for model in self.models}
-        scores = {model: self.scores[key] for model, key in keys.items() if key in self.scores}
-        title = dataset.title
-        return LeaderboardRow(kind="dataset", name=dataset.name, title=title, count=1, expected=1, scores=scores)
+        name, title = dataset.name, dataset.title
+        scores = {model: self.scores[name, model] for model in self.models if (name, model) in self.scores}
+        return LeaderboardRow(kind="dataset", name=name, title=title, count=1, expected=1, scores=scores)
 
-    def _mean_row(self, kind: Literal["group", "mean"], title: str, *, group: str | None = None) -> LeaderboardRow:
-        def is_member(dataset: LeaderboardDataset) -> bool:
-            return dataset.group is not None and group in (None, dataset.group)
-
-        names = [dataset.name for dataset in self.datasets if is_member(dataset)]
-        missing = sum(map(is_member, self.missing))
+    def _mean_row(self, kind: Literal["group", "mean"], title: str, *, groups: Sequence[str]) -> LeaderboardRow:
+        names = [dataset.name for dataset in self.datasets if dataset.group in groups]
         scores = {}
         for model in self.models:
             values = [self.scores[name, model].top1 for name in names if (name, model) in self.scores]
             if len(values) == len(names):
                 scores[model] = LeaderboardScore(top1=sum(values) / len(values))
-        expected = len(names) + missing
-        return LeaderboardRow(kind=kind, name=title, title=title, count=len(names), expected=expected, scores=scores)
+        count = len(names)
+        expected = count + sum(dataset.group in groups for dataset in self.missing)
+        return LeaderboardRow(kind=kind, name=title, title=title, count=count, expected=expected, scores=scores)
 
     def to_dict(self) -> dict[str, object]:
         """Return what `vitkit suite --json` prints; None for an incomplete mean."""

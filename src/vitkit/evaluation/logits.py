@@ -15,8 +15,9 @@ from vitkit.core.sizes import pair
 from vitkit.data.dataset import ImageSource
 from vitkit.data.loader import CPU, BatchLoader, ImageBatch, make_evaluation_loader
 from vitkit.data.preprocessing import Preprocessing
-from vitkit.inference.engine import Engine
-from vitkit.weights.bundle import ModelBundle
+
+ImageClassifier = Callable[[Float[Tensor, "B C H W"]], Float[Tensor, "B Y"]]
+"""A module, or another function from normalized images to logits."""
 
 
 class LabeledLogits(NamedTuple):
@@ -28,7 +29,7 @@ class LabeledLogits(NamedTuple):
 
 @torch.no_grad()
 def compute_logits(
-    model: nn.Module,
+    model: ImageClassifier,
     source: ImageSource,
     *,
     preprocessing: Preprocessing,
@@ -40,7 +41,8 @@ def compute_logits(
     """Return the logits of every image of a source, in its order."""
     if len(source) == 0 or (source.labels < 0).any():
         raise DataError("the images have no labels to evaluate with", hint="choose a labeled dataset")
-    model.eval()
+    if isinstance(model, nn.Module):
+        model.eval()
     logits = []
     with make_evaluation_loader(
         source, preprocessing=preprocessing, batch_size=batch_size, workers=workers, device=device
@@ -51,42 +53,8 @@ def compute_logits(
     return LabeledLogits(torch.cat(logits), torch.from_numpy(source.labels))
 
 
-def compute_bundle_logits(
-    bundle: ModelBundle,
-    source: ImageSource,
-    *,
-    engine: Engine | None = None,
-    batch_size: int = 64,
-    workers: int = 0,
-    device: torch.device = CPU,
-    progress: Callable[[int], None] = lambda images: None,
-) -> LabeledLogits:
-    """Return the logits of a model with its own preprocessing, from an engine or from the unmodified model."""
-    return compute_logits(
-        bundle.build_model().to(device) if engine is None else EngineModule(engine),
-        source,
-        preprocessing=bundle.preprocessing,
-        batch_size=batch_size,
-        workers=workers,
-        device=device,
-        progress=progress,
-    )
-
-
-class EngineModule(nn.Module):
-    """Adapter that makes an engine callable as a module."""
-
-    def __init__(self, engine: Engine) -> None:
-        super().__init__()
-        self.engine = engine
-
-    def forward(self, images: Float[Tensor, "B C H W"]) -> Float[Tensor, "B Y"]:
-        """Return the logits of the engine."""
-        return self.engine.forward(images)[1]
-
-
 def forward_batch(
-    model: nn.Module,
+    model: ImageClassifier,
     batch: ImageBatch,
     *,
     preprocessing: Preprocessing,

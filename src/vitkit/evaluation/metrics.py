@@ -1,5 +1,7 @@
 """Classification metrics of logits: top-k, per-class scores, calibration and bootstrap intervals."""
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -9,14 +11,15 @@ from numpy.typing import NDArray
 from vitkit.core.shapes import Bool, Float, Int, Tensor
 
 
-@dataclass(frozen=True, eq=False)
-class ClassScores:
-    """Number of images and scores of each class; NaN where a denominator is zero."""
+@dataclass(frozen=True)
+class ClassMetrics:
+    """Metrics of one class; None where a denominator is zero."""
 
-    count: NDArray[np.int64]
-    recall: NDArray[np.float64]
-    precision: NDArray[np.float64]
-    f1: NDArray[np.float64]
+    name: str
+    count: int
+    recall: float | None
+    precision: float | None
+    f1: float | None
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,16 +59,18 @@ def confusion_matrix(
     return torch.bincount(pairs, minlength=num_classes * num_classes).reshape(num_classes, num_classes)
 
 
-def class_scores(confusion: Int[Tensor, "Y Y"]) -> ClassScores:
+def class_metrics(confusion: Int[Tensor, "Y Y"], labels: Sequence[str]) -> list[ClassMetrics]:
     """Compute count, recall, precision and F1 of each class from a confusion matrix."""
     counts: NDArray[np.int64] = confusion.cpu().numpy()
     correct, targets, predictions = counts.diagonal(), counts.sum(axis=1), counts.sum(axis=0)
-    return ClassScores(
-        count=targets,
-        recall=_divide(correct, targets),
-        precision=_divide(correct, predictions),
-        f1=_divide(2 * correct, targets + predictions),
-    )
+    pairs = ((correct, targets), (correct, predictions), (2 * correct, targets + predictions))
+    rows = zip(labels, targets.tolist(), *(_divide(part, whole) for part, whole in pairs), strict=True)
+    return [ClassMetrics(name, count, *map(none_if_nan, scores)) for name, count, *scores in rows]
+
+
+def none_if_nan(value: float) -> float | None:
+    """Return a number that JSON can hold."""
+    return None if math.isnan(value) else float(value)
 
 
 def confidences(logits: Float[Tensor, "B Y"]) -> Float[Tensor, "B"]:

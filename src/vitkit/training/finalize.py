@@ -19,7 +19,8 @@ from vitkit.core.metrics_log import MetricsRecord
 from vitkit.core.shapes import Tensor
 from vitkit.data.dataset import ImageSource
 from vitkit.data.decode import decode
-from vitkit.evaluation.evaluation import EvaluationResult, evaluate_bundle
+from vitkit.evaluation.evaluation import EvaluationResult
+from vitkit.evaluation.protocols import PreparedData, evaluate_protocol
 from vitkit.objectives.config import get_builder
 from vitkit.report.charts import Panel, Series
 from vitkit.report.html import thumbnail
@@ -94,7 +95,8 @@ def finalize_run(
             callback.on_progress(images)
             heartbeat()
 
-        result = evaluate_bundle(bundle, source, workers=context.workers, device=ranks.device, progress=on_progress)
+        images = PreparedData(source=source)
+        result = evaluate_protocol(bundle, images, workers=context.workers, device=ranks.device, progress=on_progress)
         evaluation = SplitEvaluation(split, source, result)
     metrics = metrics_log.read_metrics(run_dir.metrics)
     compute = measure_compute(

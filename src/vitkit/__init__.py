@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from vitkit.core.lazy import lazy_attributes
 
 if TYPE_CHECKING:
+    from vitkit.api.system import cache_info, clear_cache, doctor
     from vitkit.core.errors import VitkitError, VitkitWarning
     from vitkit.core.version import __version__
     from vitkit.data.preprocessing import Preprocessing
@@ -37,7 +38,10 @@ __all__ = [
     "VitkitError",
     "VitkitWarning",
     "__version__",
+    "cache_info",
+    "clear_cache",
     "create",
+    "doctor",
     "list_models",
     "load",
     "save",
@@ -57,7 +61,10 @@ _HOMES = {
     "VitkitError": "vitkit.core.errors",
     "VitkitWarning": "vitkit.core.errors",
     "__version__": "vitkit.core.version",
+    "cache_info": "vitkit.api.system",
+    "clear_cache": "vitkit.api.system",
     "create": "vitkit.zoo.registry",
+    "doctor": "vitkit.api.system",
     "list_models": "vitkit.zoo.registry",
     "load": "vitkit.weights.load",
     "save": "vitkit.weights.load",

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from vitkit.api import system
 from vitkit.cli import doctor
 from vitkit.cli.main import main
 from vitkit.core import environment
@@ -23,13 +24,13 @@ KEYS = {
 
 @pytest.fixture(scope="module")
 def report() -> MachineReport:
-    return machine.doctor()
+    return machine.examine_machine()
 
 
 @pytest.fixture
 def command_report(monkeypatch: pytest.MonkeyPatch, report: MachineReport) -> MachineReport:
     """Let the command print the report of this module instead of examining the machine again."""
-    monkeypatch.setattr(machine, "doctor", lambda: report)
+    monkeypatch.setattr(system, "examine_machine", lambda: report)
     return report
 
 

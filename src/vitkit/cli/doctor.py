@@ -18,10 +18,10 @@ def command(as_json: bool) -> None:
 
     Lists versions, processor, memory, devices, the speed of bf16 relative to fp32, and vitkit's extras.
     """
-    from vitkit.inference import machine
+    import vitkit
 
     with stderr_console().status("examining this machine …"):
-        report = machine.doctor()
+        report = vitkit.doctor()
     if as_json:
         print_json(report.to_dict())
     else:

@@ -11,12 +11,13 @@ import shutil
 import stat
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import Literal, NamedTuple
 
 from vitkit.core.errors import ConfigError, summarize
+from vitkit.core.result import Result
 
 CacheName = Literal["kernels", "inductor", "features"]
 CACHE_NAMES: tuple[CacheName, ...] = ("kernels", "inductor", "features")
@@ -31,8 +32,8 @@ class _Entry(NamedTuple):
     last_used: float
 
 
-@dataclass(frozen=True, kw_only=True)
-class CacheInfo:
+@dataclass(frozen=True, kw_only=True, repr=False)
+class CacheInfo(Result):
     """Location and size of the cache."""
 
     path: Path
@@ -43,7 +44,8 @@ class CacheInfo:
 
     def to_dict(self) -> dict[str, object]:
         """Return the fields as JSON values."""
-        return asdict(self) | {"path": str(self.path)}
+        sizes = {"size_bytes": self.size_bytes, "limit_bytes": self.limit_bytes, "sizes": dict(self.sizes)}
+        return {"path": str(self.path), **sizes}
 
 
 def cache_root() -> Path:

@@ -15,6 +15,7 @@ from importlib import metadata, util
 from typing import Literal
 
 from vitkit.core.environment import CpuInfo, MemoryInfo, read_cpu, read_memory
+from vitkit.core.result import Result
 
 VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "CUDA_VISIBLE_DEVICES")
 BF16_TOLERANCE = 0.15
@@ -59,8 +60,8 @@ class ExtraInfo:
     install: str | None
 
 
-@dataclass(frozen=True, kw_only=True)
-class MachineReport:
+@dataclass(frozen=True, kw_only=True, repr=False)
+class MachineReport(Result):
     """Facts about this machine, and advice by subject."""
 
     versions: dict[str, str | None]
@@ -76,12 +77,26 @@ class MachineReport:
     advice: dict[str, str]
     native_engine: str | None = None
 
+    @property
+    def facts(self) -> dict[str, object]:
+        """All facts by subject, as JSON values."""
+        values = asdict(self)
+        return {key: value for key, value in values.items() if key not in ("advice", "warnings")}
+
     def to_dict(self) -> dict[str, object]:
         """Return the report as JSON values."""
-        return asdict(self)
+        return {**self.facts, "advice": dict(self.advice)}
+
+    def highlights(self) -> dict[str, object]:
+        """Return what determines the speed, and the subjects of advice."""
+        values: dict[str, object] = {"python": self.versions.get("python"), "torch": self.versions.get("torch")}
+        values |= {"processor": self.cpu.name, "cores": self.cpu.usable_cores}
+        if self.torch is not None:
+            values["devices"] = " ".join(device.device for device in self.torch.devices)
+        return values | {"advice": " ".join(self.advice) or "none"}
 
 
-def doctor() -> MachineReport:
+def examine_machine() -> MachineReport:
     """Examine this machine. This takes a few seconds, most of them to import torch."""
     requirements = list_requirements()
     required = ["vitkit", "torch", *(name for name, extra in requirements if extra is None)]

@@ -13,6 +13,7 @@ from vitkit.core.lazy import lazy_attributes
 if TYPE_CHECKING:
     from vitkit.api.system import cache_info, clear_cache, doctor
     from vitkit.core.errors import VitkitError, VitkitWarning
+    from vitkit.core.signals import Interrupted
     from vitkit.core.version import __version__
     from vitkit.data.preprocessing import Preprocessing
     from vitkit.inference.predictor import Predictor
@@ -30,6 +31,7 @@ __all__ = [
     "BiTConfig",
     "Callback",
     "Capture",
+    "Interrupted",
     "Predictor",
     "Preprocessing",
     "RunConfig",
@@ -53,6 +55,7 @@ _HOMES = {
     "BiTConfig": "vitkit.model.config",
     "Callback": "vitkit.training.callbacks",
     "Capture": "vitkit.model.encoder",
+    "Interrupted": "vitkit.core.signals",
     "Predictor": "vitkit.inference.predictor",
     "Preprocessing": "vitkit.data.preprocessing",
     "RunConfig": "vitkit.training.config",

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from vitkit.core.lazy import lazy_attributes
 
 if TYPE_CHECKING:
+    from vitkit.api.prediction import predict
     from vitkit.api.system import cache_info, clear_cache, doctor
     from vitkit.core.errors import VitkitError, VitkitWarning
     from vitkit.core.signals import Interrupted
@@ -46,6 +47,7 @@ __all__ = [
     "doctor",
     "list_models",
     "load",
+    "predict",
     "save",
 ]
 
@@ -70,6 +72,7 @@ _HOMES = {
     "doctor": "vitkit.api.system",
     "list_models": "vitkit.zoo.registry",
     "load": "vitkit.weights.load",
+    "predict": "vitkit.api.prediction",
     "save": "vitkit.weights.load",
 }
 

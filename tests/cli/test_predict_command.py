@@ -19,7 +19,7 @@ from cli.tiny_runs import Shell, assigned, photos
 
 import vitkit
 from vitkit.cli.main import main
-from vitkit.inference import batch, outputs, select
+from vitkit.inference import outputs, predictor, select
 
 SHAPE = {
     "model.name": "Ti/16",
@@ -123,7 +123,7 @@ def test_interrupted_command_resumes(
 ) -> None:
     options = ("--batch-size", 2, "--workers", 0)
     shell("predict", "run", "photos", "--out", "whole.jsonl", *options)
-    compute = batch.compute_outputs
+    compute = predictor.compute_outputs
     calls: list[int] = []
 
     def interrupt_third_batch(*arguments: Any) -> Any:
@@ -132,7 +132,7 @@ def test_interrupted_command_resumes(
             os.kill(os.getpid(), getattr(signal, signal_name))
         return compute(*arguments)
 
-    monkeypatch.setattr(batch, "compute_outputs", interrupt_third_batch)
+    monkeypatch.setattr(predictor, "compute_outputs", interrupt_third_batch)
     stopped = shell("predict", "run", "photos", "--out", "cut.jsonl", *options)
     assert (stopped.code, len(calls)) == (75, 3)
     assert not Path("cut.jsonl").exists()
@@ -168,7 +168,7 @@ class Interrupter:
         self.shell, self.monkeypatch = shell, monkeypatch
 
     def __call__(self, model: str, out: str) -> None:
-        compute, calls = batch.compute_outputs, []
+        compute, calls = predictor.compute_outputs, []
 
         def kill_second_batch(*arguments: Any) -> Any:
             calls.append(1)
@@ -177,7 +177,7 @@ class Interrupter:
             return compute(*arguments)
 
         with self.monkeypatch.context() as patch:
-            patch.setattr(batch, "compute_outputs", kill_second_batch)
+            patch.setattr(predictor, "compute_outputs", kill_second_batch)
             with pytest.raises(KilledError):
                 self.shell("predict", model, "photos", "--out", out, "--batch-size", 2, "--workers", 0)
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import vitkit
-from vitkit.inference.batch import ImageFiles
+from vitkit.inference.image_inputs import ImageFiles
 from vitkit.inference.outputs import fingerprint_images, fingerprint_weights
 from vitkit.weights.convert import write_format
 from vitkit.weights.formats.registry import get_format

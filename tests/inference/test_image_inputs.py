@@ -9,7 +9,7 @@ from data.layouts import imagenet_tars, samples, tar_bytes, write
 from vitkit.core.errors import DataError
 from vitkit.data.dataset import ImageSource
 from vitkit.data.layouts.registry import open_dataset
-from vitkit.inference.batch import open_images
+from vitkit.inference.image_inputs import open_images
 
 
 def png(number: int) -> bytes:

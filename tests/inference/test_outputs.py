@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from vitkit.inference.outputs import ImagePrediction, PredictionFile, open_exclusively
+from vitkit.inference.outputs import PredictionFile, open_exclusively
+from vitkit.inference.predictions import ImagePrediction
 
 fcntl = pytest.importorskip("fcntl", reason="this system has no file locks")
 

@@ -2,6 +2,11 @@
 
 from dataclasses import dataclass
 from html import escape
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import matplotlib.figure
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -32,6 +37,15 @@ class Result:
             for name, value in self.highlights().items()
         )
         return f"<table><caption>{escape(type(self).__name__)}</caption>{rows}</table>"
+
+
+def draw(plot: str, result: object) -> "matplotlib.figure.Figure":
+    """Draw a result with a function of `vitkit.report.plots`.
+
+    It is imported by name, because results are made in layers below the reports.
+    """
+    figure: matplotlib.figure.Figure = getattr(import_module("vitkit.report.plots"), plot)(result)
+    return figure
 
 
 def _format(value: object) -> str:

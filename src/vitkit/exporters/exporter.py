@@ -30,7 +30,7 @@ from vitkit.exporters.runtime import Runtime
 from vitkit.exporters.torch_export import TORCH
 from vitkit.exporters.verification import EXAMPLE, VerificationImages, verify_example, verify_outputs
 from vitkit.exporters.weights import FILES, PREPROCESSING, verify_weights, write_companion_files
-from vitkit.inference.batch import open_images
+from vitkit.inference.image_inputs import open_images
 from vitkit.weights.artifact import FORMAT_NAME, FORMAT_TITLE, LABELS, write_json
 from vitkit.weights.bundle import ModelBundle
 from vitkit.weights.convert import change_config, check_output, preprocessing_differences, read_back, write_format

@@ -1,9 +1,9 @@
 """Agreement between the outputs of two engines on the same images, and the images to measure it on."""
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -36,6 +36,12 @@ class Agreement:
     def to_json(self) -> dict[str, object]:
         """Return the fields, with None for numbers that are not finite."""
         return {key: value if math.isfinite(value) else None for key, value in asdict(self).items()}
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> "Agreement":
+        """Return the agreement that `to_json` has described."""
+        finite: dict[str, Any] = {key: math.nan if value is None else value for key, value in values.items()}
+        return cls(**finite)
 
     def __str__(self) -> str:
         """Format for display.

@@ -20,8 +20,8 @@ from vitkit.core.errors import ConfigError, DataError, UnknownNameError
 from vitkit.core.shapes import Tensor
 from vitkit.core.sizes import pair
 from vitkit.inference.agreement import Agreement, compare_outputs, run_batches, sample_images
-from vitkit.inference.batch import open_images
 from vitkit.inference.engine import CPU, CompiledEngine, Engine, Precision, check_precision, compile_now, eager_engine
+from vitkit.inference.image_inputs import open_images
 from vitkit.inference.select import (
     Report,
     available_engines,

@@ -16,8 +16,8 @@ from vitkit.data.decode import decode
 from vitkit.data.preprocessing import Preprocessing
 from vitkit.data.verify import read_image
 from vitkit.inference.agreement import Agreement, measure_agreement
-from vitkit.inference.batch import open_images
 from vitkit.inference.engine import CPU, WARMUP_BATCHES, ThreadedEngine, resolve_device
+from vitkit.inference.image_inputs import open_images
 from vitkit.inference.predictor import Predictor
 from vitkit.inspection.attention import head_maps, rollout
 from vitkit.model.encoder import Capture

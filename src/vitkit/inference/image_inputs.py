@@ -1,0 +1,181 @@
+"""Images to predict: files, directories, archives and images in memory, as one source."""
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from os import PathLike
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+from torch import Tensor
+
+from vitkit.core.errors import DataError, InputError
+from vitkit.core.files import read_bytes
+from vitkit.data.dataset import UNLABELED, ConcatSource, ImageSource, StoredImage, hash_image
+from vitkit.data.decode import ImageLike
+from vitkit.data.decode_limits import DEFAULT_LIMITS
+from vitkit.data.layouts.base import NamedSource
+from vitkit.data.layouts.files import find_shards, is_image, is_pattern, walk_files
+from vitkit.data.layouts.pairs import refuse_url, store_image
+from vitkit.data.layouts.parquet import has_image_column, open_parquet_images
+from vitkit.data.layouts.registry import open_dataset
+from vitkit.data.layouts.webdataset import open_tar_images
+from vitkit.typing import DataSource
+
+TAR, PARQUET = ".tar", ".parquet"
+
+
+class ImageFiles(NamedSource):
+    """Image files, named by the prefix (a directory, or nothing) and their names relative to it."""
+
+    def __init__(self, names: Sequence[str], *, prefix: str = "") -> None:
+        labels = np.full(len(names), UNLABELED, dtype=np.int64)
+        super().__init__(layout="files", classes=(), labels=labels, names=names)
+        self.prefix = prefix
+
+    def name(self, index: int) -> str:
+        """Return the path as the user wrote it."""
+        return self.prefix + self.names[index]
+
+    def read(self, index: int) -> StoredImage:
+        """Return the bytes of the file."""
+        return read_bytes(self.name(index), max_bytes=DEFAULT_LIMITS.max_bytes)
+
+
+class DatasetImages(ImageSource):
+    """The images of a dataset without their labels, named by the dataset's path."""
+
+    def __init__(self, path: str, source: ImageSource) -> None:
+        self.path, self.source = path.rstrip("/"), source
+        self.layout, self.classes, self.always_readable = source.layout, (), source.always_readable
+        self.labels = np.full(len(source), UNLABELED, dtype=np.int64)
+
+    def name(self, index: int) -> str:
+        """Return the image's name, after the dataset's path if it has one."""
+        return f"{self.path}/{self.source.name(index)}" if self.path else self.source.name(index)
+
+    def read(self, index: int) -> StoredImage:
+        """Return the stored image."""
+        return self.source.read(index)
+
+
+@dataclass(eq=False)
+class MemoryImages(NamedSource):
+    """Images in memory, named by their positions; one that is no image raises its error when it is read."""
+
+    images: Sequence[StoredImage | DataError]
+
+    def read(self, index: int) -> StoredImage:
+        """Return the image."""
+        image = self.images[index]
+        if isinstance(image, DataError):
+            raise image
+        return image
+
+
+def list_images(images: ImageLike | Sequence[ImageLike]) -> list[ImageLike]:
+    """Return one image or several as a list.
+
+    >>> list_images("cat.jpg"), list_images(["cat.jpg", "dog.jpg"])
+    (['cat.jpg'], ['cat.jpg', 'dog.jpg'])
+    """
+    return list(images) if isinstance(images, Sequence) and not isinstance(images, str | bytes) else [images]
+
+
+def open_data_images(data: DataSource) -> ImageSource:
+    """Open the images of a dataset in any form, without their labels."""
+    if isinstance(data, str | PathLike):
+        return open_images([data])
+    pairs = [pair for split in data.values() for pair in split] if isinstance(data, Mapping) else data
+    return open_images([image for image, _ in pairs])
+
+
+def open_images(images: Sequence[ImageLike]) -> ImageSource:
+    """Open images in any form, in their order and sorted by name inside each directory or archive. Labels are ignored.
+
+    A path that does not exist is an unreadable image, unless there are only such paths.
+
+    >>> open_images(["digits"]).name(0)
+    'digits/000002'
+    """
+    missing = [is_missing_image(image) for image in images]
+    sources: list[ImageSource] = []
+    for index, image in enumerate(images):
+        if not isinstance(image, str | PathLike):
+            sources.append(_hold_image(image, name=f"images[{index}]"))
+        elif missing[index] and not all(missing):
+            sources.append(ImageFiles([os.fspath(image)]))
+        else:
+            refuse_url(image)
+            sources += _open_path(os.fspath(image))
+    if not sources or not sum(map(len, sources)):
+        got = ", ".join(map(str, images))[:200] or "no path"
+        raise DataError("no images found", got=got, hint="pass files or directories")
+    return ConcatSource(sources) if len(sources) > 1 else sources[0]
+
+
+def describe_images(images: Sequence[ImageLike]) -> list[str]:
+    """Return the paths of images, and checksums of those in memory."""
+    return [
+        os.fspath(image) if isinstance(image, str | PathLike) else hash_image(store_image(image)).hex()  # type: ignore[arg-type]
+        for image in images
+    ]
+
+
+def is_missing_image(image: ImageLike) -> bool:
+    """Return whether an image is the path of an image file that does not exist."""
+    if not isinstance(image, str | PathLike):
+        return False
+    return is_image(os.fspath(image)) and not is_pattern(Path(image)) and not Path(image).exists()
+
+
+def _hold_image(image: object, *, name: str) -> MemoryImages:
+    """Return a source of one image in memory. What can never be an image is the caller's mistake, and raises."""
+    if not isinstance(image, bytes | Image.Image | np.ndarray | Tensor):
+        expected = "a path, bytes, a Pillow image, or uint8 pixels"
+        raise InputError(f"{name} is not an image", expected=expected, got=type(image).__name__)
+    if isinstance(image, np.ndarray) and image.dtype != np.uint8:
+        raise InputError(f"{name}: pixels are 8-bit", expected="uint8, 0…255", got=str(image.dtype))
+    try:
+        stored: object = store_image(image)
+    except DataError as error:
+        stored = error
+    labels = np.full(1, UNLABELED, dtype=np.int64)
+    return MemoryImages([stored], layout="images in memory", classes=(), labels=labels, names=[name])  # type: ignore[list-item]
+
+
+def _open_path(name: str) -> list[ImageSource]:
+    path = Path(name)
+    if path.is_file() and is_image(path.name):
+        return [ImageFiles([name])]
+    sources = _open_directory(name) if path.is_dir() else _open_archives(_shards(name, TAR), _shards(name, PARQUET))
+    if sources := [source for source in sources if len(source)]:
+        return sources
+    return [DatasetImages(name if path.exists() else "", source) for source in open_dataset(name).splits.values()]
+
+
+def _open_directory(name: str) -> list[ImageSource]:
+    """Open the image files below a directory, then its tar archives, then its parquet files that hold images."""
+    root, prefix = Path(name), f"{name.rstrip('/')}/"
+    names: dict[str, list[str]] = {"image": [], TAR: [], PARQUET: []}
+    for file in walk_files(root):
+        kind = "image" if is_image(file) else os.path.splitext(file)[1].lower()  # noqa: PTH122 - a million Paths are slow
+        if kind in names:
+            names[kind].append(file)
+    images, *archives = (sorted(files) for files in names.values())
+    tars, tables = ({prefix + file: root / file for file in files if (root / file).is_file()} for files in archives)
+    tables = {name: table for name, table in tables.items() if has_image_column(table)}
+    return [ImageFiles(images, prefix=prefix), *_open_archives(tars, tables)]
+
+
+def _open_archives(tars: dict[str, Path], tables: dict[str, Path]) -> list[ImageSource]:
+    return [*([open_tar_images(tars)] if tars else []), *([open_parquet_images(tables)] if tables else [])]
+
+
+def _shards(name: str, suffix: str) -> dict[str, Path]:
+    """Return the files with this suffix that a path is, or matches as a pattern."""
+    path = Path(name)
+    if path.is_file():
+        return {name: path} if path.suffix.lower() == suffix else {}
+    return {str(shard): shard for shard in find_shards(path, suffix=suffix)} if is_pattern(path) else {}

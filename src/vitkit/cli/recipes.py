@@ -64,7 +64,7 @@ def print_table(recipes: "list[Recipe]", *, expand: bool) -> None:
         table.add_column(ratio=1)
         table.add_column(ratio=1, style="dim")
         if group == paper.AUGREG and not expand:
-            models = ", ".join(slug(model) for model in paper.EXAFLOPS)
+            models = ", ".join(slug(model) for model in paper.AUGREG_MODELS)
             table.add_row("  augreg-MODEL-LEVEL", f"on ImageNet, or with -21k on ImageNet-21k. MODEL: {models}")
             table.add_row("", f"LEVEL: {', '.join(paper.LEVELS)}", "vitkit recipes 'augreg-*' lists them")
         else:

@@ -18,7 +18,7 @@ from vitkit.data.preprocessing import Preprocessing
 from vitkit.data.stored_targets import NAMES, StoredTargets, crop_box, crop_path
 from vitkit.model.distilled import FeatureStudent
 from vitkit.objectives.config import FeatureDistillationConfig, ObjectiveConfig, get_builder
-from vitkit.objectives.feature_distillation import FeatureDistillationObjective
+from vitkit.objectives.distillation import FeatureDistillationObjective
 from vitkit.zoo.registry import create
 
 

@@ -13,16 +13,7 @@ import torch
 from vitkit.core.environment import release_freed_memory
 from vitkit.core.errors import UnknownNameError, WeightsError, did_you_mean
 from vitkit.core.files import sha256, write_text
-from vitkit.exporters.atomic_output import (
-    VERIFICATION,
-    find_damaged_file,
-    read_checksums,
-    read_verification,
-    verification_path,
-    write_checksums,
-    write_directory,
-    write_file,
-)
+from vitkit.exporters import atomic_output
 from vitkit.exporters.example import format_example, format_readme, preprocessing_json
 from vitkit.exporters.onnx import ONNX
 from vitkit.exporters.openvino import OPENVINO
@@ -127,7 +118,6 @@ def export(
             )
 
         verification = _write_output(out, write, request=request, as_directory=as_directory)
-    dropped, differs = (_strings(verification.get(key)) for key in ("dropped", "differs"))
     return ExportResult(
         path=out,
         format=to,
@@ -139,8 +129,8 @@ def export(
         summary=str(verification["summary"]),
         verification=verification,
         changes=tuple(changes),
-        dropped=dropped,
-        differs=differs,
+        dropped=_strings(verification.get("dropped")),
+        differs=_strings(verification.get("differs")),
         already_existed=already_existed,
     )
 
@@ -164,11 +154,14 @@ def _check_output(out: Path, source: Path | str, *, overwrite: bool, as_director
 
 def _find_existing(out: Path, request: Mapping[str, object]) -> Mapping[str, object] | None:
     """Return the verification of an intact earlier export of the same request, or None."""
-    verification = read_verification(out)
+    verification = atomic_output.read_verification(out)
     if verification is None or verification.get("request") != request:
         return None
     if out.is_dir():
-        is_intact = VERIFICATION in read_checksums(out) and find_damaged_file(out) is None
+        is_intact = (
+            atomic_output.VERIFICATION in atomic_output.read_checksums(out)
+            and atomic_output.find_damaged_file(out) is None
+        )
     else:
         is_intact = verification["sha256"] == sha256(out)
     return verification if is_intact else None
@@ -194,12 +187,12 @@ def _write_output(
     def fill(path: Path) -> None:
         verification.update(write(path), request=request)
         if as_directory:
-            write_json(path / VERIFICATION, verification)
-            write_checksums(path)
+            write_json(path / atomic_output.VERIFICATION, verification)
+            atomic_output.write_checksums(path)
         else:
-            write_json(verification_path(path), {**verification, "sha256": sha256(path)})
+            write_json(atomic_output.verification_path(path), {**verification, "sha256": sha256(path)})
 
-    (write_directory if as_directory else write_file)(out, fill)
+    (atomic_output.write_directory if as_directory else atomic_output.write_file)(out, fill)
     return verification
 
 
@@ -268,7 +261,7 @@ def list_files(out: Path) -> tuple[str, ...]:
     """Return the file names of an export."""
     if out.is_dir():
         return tuple(sorted(path.name for path in out.iterdir()))
-    verification = verification_path(out)
+    verification = atomic_output.verification_path(out)
     return (out.name, *([verification.name] if verification.is_file() else []))
 
 

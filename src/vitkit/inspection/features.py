@@ -6,7 +6,7 @@ from torch.nn import functional
 from vitkit.core.errors import ConfigError, InputError
 from vitkit.core.shapes import Float, Tensor
 from vitkit.data.preprocessing import Preprocessing
-from vitkit.inspection.requirements import NotApplicableError, require_classes, require_vit
+from vitkit.inspection.attention import NotApplicableError, require_classes, require_vit
 from vitkit.model.encoder import Capture
 from vitkit.model.masked import MaskedAutoencoder, MaskedPatches
 from vitkit.model.positions import position_table

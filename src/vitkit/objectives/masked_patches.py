@@ -93,15 +93,13 @@ class MaskedPatchObjective:
 class MaskedPatchBuilder(PretrainingBuilder):
     """Builder of masked patch prediction, which wraps the encoder with a mask token and a prediction head."""
 
-    def wrap(self, model: Model, *, generator: torch.Generator | None = None) -> nn.Module:  # noqa: D102
+    def wrap(self, model: Model, *, generator: torch.Generator | None = None) -> nn.Module:
         return MaskedPatches(require_vit(model), self.config.masked, generator=generator)
 
-    def build(  # noqa: D102
-        self, model: nn.Module, *, preprocessing: Preprocessing, teacher: Teacher | None
-    ) -> Objective[Any]:
+    def build(self, model: nn.Module, *, preprocessing: Preprocessing, teacher: Teacher | None) -> Objective[Any]:
         return MaskedPatchObjective(self.config.masked, require_vit(get_encoder(model)).config)
 
-    def pretraining_config(self) -> MaskedConfig:  # noqa: D102
+    def pretraining_config(self) -> MaskedConfig:
         return self.config.masked
 
     def forward_flops(self, model: ModelConfig) -> int:

@@ -67,10 +67,10 @@ def recipes() -> Iterator[Recipe]:
         "about 1.5 hours of one core",
         "the file's model card has the accuracy; docs/experiments.md has the stages",
     )
-    finetune = "vitkit finetune runs/embedded TINY-IMAGENET --recipe embedded-continue --out runs/embedded-2"
+    yield first
+    command = f"vitkit finetune runs/embedded TINY-IMAGENET --recipe embedded-continue --out runs/embedded-2 {targets}"
     summary = "A further stage of the embedded weights, from those of the stage before"
-    further = {"make": next_stage, "summary": summary, "command": f"{finetune} {targets}", "rates": (0.02,)}
-    yield from (first, replace(first, name="embedded-continue", **further))
+    yield replace(first, name="embedded-continue", make=next_stage, summary=summary, command=command, rates=(0.02,))
 
 
 def distilled(model: str) -> RunConfig:

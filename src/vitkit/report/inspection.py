@@ -14,7 +14,7 @@ from vitkit.core.errors import ConfigError, UnknownNameError, did_you_mean, summ
 from vitkit.core.files import escape_surrogates, write_bytes
 from vitkit.core.formatting import format_plural
 from vitkit.core.signals import ProgressFunction, ignore_progress, start_task
-from vitkit.inspection.requirements import NotApplicableError
+from vitkit.inspection.attention import NotApplicableError
 from vitkit.report.figures import save_png
 from vitkit.report.html import Section, asset, data_url, render_page, template_macros, visible
 from vitkit.report.inspection_context import InspectionContext, InspectionSection

@@ -17,7 +17,7 @@ import click
 import torch
 
 import vitkit
-from vitkit.inspection.attention import attention_distance, deletion_curve, relevance, rollout
+from vitkit.inspection import attention_distance, deletion_curve, relevance, rollout
 from vitkit.report.inspection import make_section
 from vitkit.report.inspection_context import InspectionContext
 from vitkit.report.inspection_sections import SECTIONS

@@ -8,7 +8,8 @@ from torch import Tensor
 
 import vitkit
 from vitkit.core.errors import InputError
-from vitkit.inspection.attention import NotApplicableError, deletion_curve, head_maps, relevance, rollout
+from vitkit.inspection import deletion_curve, head_maps, relevance, rollout
+from vitkit.inspection.attention import NotApplicableError
 from vitkit.model.config import BiTConfig, TokenConfig, ViTConfig
 from vitkit.model.encoder import Capture
 from vitkit.model.vit import ViT

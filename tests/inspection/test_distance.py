@@ -10,7 +10,7 @@ from model_cases import CASES, images_for, random_vit, small
 
 from vitkit.core.errors import InputError
 from vitkit.core.sizes import pair
-from vitkit.inspection.attention import attention_distance
+from vitkit.inspection import attention_distance
 from vitkit.model.config import TokenConfig, ViTConfig
 from vitkit.model.encoder import Capture
 from vitkit.model.vit import ViT

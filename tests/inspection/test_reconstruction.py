@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from vitkit.data.preprocessing import Preprocessing
-from vitkit.inspection.features import reconstruction
+from vitkit.inspection import reconstruction
 from vitkit.model.config import ViTConfig
 from vitkit.model.masked import MaskedAutoencoder, MaskedPatches
 from vitkit.model.pretraining_config import MAEConfig, MaskedConfig

@@ -6,18 +6,17 @@ import torch
 from model_cases import CASES, fresh, images_for, random_vit, small
 
 from vitkit.core.errors import ConfigError, InputError
-from vitkit.inspection.attention import NotApplicableError
-from vitkit.inspection.features import (
+from vitkit.inspection import (
     feature_colors,
     filter_components,
-    layer_maps,
     layer_predictions,
     layer_similarity,
-    patch_features,
     patch_similarity,
     position_similarity,
     token_norms,
 )
+from vitkit.inspection.attention import NotApplicableError
+from vitkit.inspection.features import layer_maps, patch_features
 from vitkit.model.config import BiTConfig
 from vitkit.model.encoder import Capture
 

@@ -7,7 +7,6 @@ directories that no other user can write to.
 
 import os
 import re
-import shutil
 import stat
 import time
 from collections.abc import Iterator, Mapping
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from vitkit.core.errors import ConfigError, summarize
+from vitkit.core.files import remove_path
 from vitkit.core.result import Result
 
 CacheName = Literal["kernels", "inductor", "features"]
@@ -96,7 +96,7 @@ def trim_cache(*, keep: Path | None = None) -> list[Path]:
         if excess <= 0:
             break
         if entry.path != keep:
-            _remove(entry.path)
+            remove_path(entry.path)
             excess -= entry.size
             removed.append(entry.path)
     return removed
@@ -112,7 +112,7 @@ def clear_cache() -> CacheInfo:
     """Remove all entries and return what the cache held. Other files in the directory are left alone."""
     info = cache_info()
     for name in CACHE_NAMES:
-        _remove(cache_dir(name))
+        remove_path(cache_dir(name))
     return info
 
 
@@ -166,10 +166,3 @@ def _entries(name: CacheName) -> Iterator[_Entry]:
         if statuses:
             last_used = max(max(each.st_atime, each.st_mtime) for each in statuses)
             yield _Entry(path, sum(each.st_size for each in statuses), last_used)
-
-
-def _remove(path: Path) -> None:
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path, ignore_errors=True)
-    else:
-        path.unlink(missing_ok=True)

@@ -126,10 +126,15 @@ def commit_directory(path: Path | str, fill: Callable[[Path], None]) -> None:
 def remove_temporary_files(directory: Path | str) -> None:
     """Remove the temporary files and directories that a killed process left in a directory."""
     for leftover in Path(directory).glob(".*.tmp"):
-        if leftover.is_dir():
-            shutil.rmtree(leftover, ignore_errors=True)
-        else:
-            leftover.unlink(missing_ok=True)
+        remove_path(leftover)
+
+
+def remove_path(path: Path) -> None:
+    """Remove a file or a directory with its content, if it exists; of a link, the link."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def sync_file(path: Path) -> None:

@@ -1,6 +1,6 @@
 """Suites of datasets: VTAB-1k, the paper's Table 2, or a TOML file."""
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -79,46 +79,43 @@ class Suite(SuiteSettings):
     datasets: Mapping[str, SuiteDataset] = field(default_factory=dict)
 
 
-def vtab_datasets(*, below: str = "") -> Iterator[tuple[str, SuiteDataset]]:
-    """Yield the 19 tasks, each at the path that its releases use."""
+def vtab_datasets(*, prefix: str = "", below: str = "") -> dict[str, SuiteDataset]:
+    """Return the 19 tasks, each at the path that its releases use."""
+    datasets = {}
     for task in TASKS:
-        crop = BIT_CROP if task.crop else ("augment.crop=none",)
-        yield (
-            task.name,
-            SuiteDataset(
-                path=f"{below}{task.folders[0]}",
-                alternatives=tuple(f"{below}{folder}" for folder in task.folders[1:]),
-                title=task.title,
-                group=task.group,
-                recipe="finetune-vtab1k",
-                settings=(*crop, *(() if task.flip else ("augment.flip=false",))),
-            ),
+        path, *alternatives = (f"{below}{folder}" for folder in task.folders)
+        crop, flip = BIT_CROP if task.crop else ("augment.crop=none",), () if task.flip else ("augment.flip=false",)
+        datasets[f"{prefix}{task.name}"] = SuiteDataset(
+            path=path,
+            alternatives=tuple(alternatives),
+            title=task.title,
+            group=task.group,
+            recipe="finetune-vtab1k",
+            settings=(*crop, *flip),
         )
+    return datasets
 
 
 def vtab_1k() -> Suite:
     """Return VTAB-1k: 2500 steps at lr 0.01 on 1,000 examples of each of 19 tasks."""
-    return Suite(title="VTAB-1k", mean="VTAB-1k", datasets=dict(vtab_datasets()))
+    return Suite(title="VTAB-1k", mean="VTAB-1k", datasets=vtab_datasets())
 
 
 def table2() -> Suite:
     """Return the datasets of the paper's Table 2."""
     imagenet = SuiteDataset(path="imagenet", title="ImageNet", recipe="finetune-imagenet", layout=VAL_AS_TEST)
     real = SuiteDataset(path="imagenet", title="ImageNet ReaL", model_from="imagenet", real="imagenet/real.json")
-    datasets = {
-        "imagenet": imagenet,
-        "real": real,
-        "cifar10": SuiteDataset(
-            path="cifar10", alternatives=("cifar-10",), title="CIFAR-10", recipe="finetune-cifar10"
-        ),
-        "cifar100": SuiteDataset(
-            path="cifar100", alternatives=("cifar-100",), title="CIFAR-100", recipe="finetune-cifar100"
-        ),
-        "pets": SuiteDataset(path="pets", title="Oxford-IIIT Pets", recipe="finetune-pets"),
-        "flowers": SuiteDataset(path="flowers", title="Oxford Flowers-102", recipe="finetune-flowers"),
+    others = {
+        name: SuiteDataset(path=name, alternatives=alternatives, title=title, recipe=f"finetune-{name}")
+        for name, title, alternatives in (
+            ("cifar10", "CIFAR-10", ("cifar-10",)),
+            ("cifar100", "CIFAR-100", ("cifar-100",)),
+            ("pets", "Oxford-IIIT Pets", ()),
+            ("flowers", "Oxford Flowers-102", ()),
+        )
     }
-    tasks = {f"vtab-{name}": task for name, task in vtab_datasets(below="vtab-1k/")}
-    return Suite(title="Table 2", mean="VTAB-1k", datasets=datasets | tasks)
+    datasets = {"imagenet": imagenet, "real": real} | others | vtab_datasets(prefix="vtab-", below="vtab-1k/")
+    return Suite(title="Table 2", mean="VTAB-1k", datasets=datasets)
 
 
 SUITES: Mapping[str, Callable[[], Suite]] = {"vtab-1k": vtab_1k, "table2": table2}

@@ -54,21 +54,10 @@ def render_page(
     >>> page.startswith("<!doctype html>"), "&lt;Pets&gt;" in page, "<Pets>" in page
     (True, True, False)
     """
-    return (
-        _environment()
-        .get_template("page.html")
-        .render(
-            title=title,
-            lead=lead,
-            sections=sections,
-            cards=cards,
-            notices=notices,
-            top=top,
-            css=Markup(asset("report.css")),
-            script=Markup(script),
-            script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
-        )
-    )
+    content = {"title": title, "lead": lead, "sections": sections, "cards": cards, "notices": notices, "top": top}
+    script_hash = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    assets = {"css": Markup(asset("report.css")), "script": Markup(script), "script_hash": script_hash}
+    return _environment().get_template("page.html").render(content | assets)
 
 
 def template_macros(name: str) -> Any:

@@ -136,15 +136,15 @@ def find_class(model: Model, name: str | int) -> int:
     )
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class InspectionSection:
     """Figures and numbers of one method; `missing` is the reason if it does not apply to the model."""
 
-    name: str = ""
-    title: str = ""
     text: str = ""
     drawings: Mapping[str, Drawing] = field(default_factory=dict)
     numbers: Mapping[str, Any] = field(default_factory=dict)
+    name: str = ""
+    title: str = ""
     missing: str | None = None
     patch_similarity: tuple[Float[Tensor, "rows columns rows2 columns2"], ...] = ()
     """Of each drawn image; the page highlights patches similar to the one under the pointer."""

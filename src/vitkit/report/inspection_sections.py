@@ -1,6 +1,6 @@
 """Sections of the inspection report: attention, learned features, layers and reconstructions."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -14,7 +14,7 @@ from vitkit.inspection.attention import NotApplicableError, require_patch_remova
 from vitkit.model.vit import ViT
 from vitkit.report import figures
 from vitkit.report.colors import Rgb, clip_maps, dim_by, overlay_heatmap, rescale, to_array
-from vitkit.report.figures import ImageGrid, paired_grid
+from vitkit.report.figures import ImageGrid
 from vitkit.report.inspection_context import InspectionContext, InspectionSection, round_values, to_pictures
 
 MAX_PATCHES = 1024
@@ -61,7 +61,7 @@ def rollout_section(context: InspectionContext) -> InspectionSection:
         f"{FOLLOWED_ROWS[vit.config.pooling]} Colors show which patches raise the score of a class: attention "
         "weighted by the gradient of that score."
     )
-    return InspectionSection(text=text, drawings={"rollout": drawing}, numbers=numbers)
+    return InspectionSection(text, {"rollout": drawing}, numbers)
 
 
 def heads_section(context: InspectionContext) -> InspectionSection:
@@ -83,7 +83,7 @@ def heads_section(context: InspectionContext) -> InspectionSection:
     more = f" {omitted} more heads are in the numbers." if omitted else ""
     text = f"Attention of each head of layer {layer + 1} from the token that the output is computed from.{more}"
     numbers = {"layer": layer, "maps": round_values(maps)}
-    return InspectionSection(text=text, drawings={"heads": drawing}, numbers=numbers)
+    return InspectionSection(text, {"heads": drawing}, numbers)
 
 
 def deletion_section(context: InspectionContext) -> InspectionSection:
@@ -114,7 +114,7 @@ def deletion_section(context: InspectionContext) -> InspectionSection:
         f"Mean over {len(context.drawn)} images; a few images are not significant."
     )
     numbers = {name: [round(each, 6) for each in values] for name, values in series.items()}
-    return InspectionSection(text=text, drawings={"deletion": drawing}, numbers=numbers)
+    return InspectionSection(text, {"deletion": drawing}, numbers)
 
 
 def distance_section(context: InspectionContext) -> InspectionSection:
@@ -126,14 +126,20 @@ def distance_section(context: InspectionContext) -> InspectionSection:
         "layers do. The paper uses 128 images."
     )
     return InspectionSection(
-        text=text,
-        drawings={"distance": figures.distance_chart(distances)},
-        numbers={"pixels": round_values(distances, 3), "images": len(context.images)},
+        text,
+        {"distance": figures.distance_chart(distances)},
+        {"pixels": round_values(distances, 3), "images": len(context.images)},
     )
 
 
 def _overlays(context: InspectionContext, maps: Iterable[NDArray[np.float32]]) -> list[Rgb]:
     return [overlay_heatmap(picture, each) for picture, each in zip(context.pictures, maps, strict=True)]
+
+
+def _below_input(context: InspectionContext, pictures: Sequence[Rgb], *, head: str, title: str) -> ImageGrid:
+    """Return a grid of two rows: the model's input, and what was computed from each image."""
+    captions = [[""] * len(pictures), context.drawn_names]
+    return ImageGrid(rows=[context.pictures, pictures], row_heads=("Model input", head), captions=captions, title=title)
 
 
 def filters_section(context: InspectionContext) -> InspectionSection:
@@ -146,9 +152,7 @@ def filters_section(context: InspectionContext) -> InspectionSection:
         "edges and spots; noise means that little was learned."
     )
     return InspectionSection(
-        text=text,
-        drawings={"filters": figures.filter_chart(components)},
-        numbers={"components": list(components.shape)},
+        text, {"filters": figures.filter_chart(components)}, {"components": list(components.shape)}
     )
 
 
@@ -160,27 +164,20 @@ def positions_section(context: InspectionContext) -> InspectionSection:
         "of the same row or column are similar: the model has learned that images have two dimensions."
     )
     return InspectionSection(
-        text=text,
-        drawings={"positions": figures.position_chart(similarity)},
-        numbers={"similarity": round_values(similarity)},
+        text, {"positions": figures.position_chart(similarity)}, {"similarity": round_values(similarity)}
     )
 
 
 def colors_section(context: InspectionContext) -> InspectionSection:
     """Draw the principal components of patch features as colors."""
     colors = to_array(features.feature_colors(context.model, context.drawn, layer=context.layer))
-    drawing = paired_grid(
-        context.pictures,
-        [(each * 255).round().astype("uint8") for each in colors],
-        heads=("Model input", "Features as colors"),
-        names=context.drawn_names,
-        title="Patch features as colors",
-    )
+    pictures = [(each * 255).round().astype("uint8") for each in colors]
+    drawing = _below_input(context, pictures, head="Features as colors", title="Patch features as colors")
     text = (
         "The three strongest principal components of the features of all patches of these images, as red, green and "
         "blue. Patches of the same color have similar features, within an image and across images."
     )
-    return InspectionSection(text=text, drawings={"colors": drawing})
+    return InspectionSection(text, {"colors": drawing})
 
 
 def reconstruction_section(context: InspectionContext) -> InspectionSection:
@@ -206,9 +203,9 @@ def reconstruction_section(context: InspectionContext) -> InspectionSection:
         "prediction shows how much it has learned about images; fine detail cannot be recovered."
     )
     return InspectionSection(
-        text=text,
-        drawings={"reconstruction": drawing},
-        numbers={"masked_fraction": float(result.hidden.float().mean()), "mean_difference": float(error)},
+        text,
+        {"reconstruction": drawing},
+        {"masked_fraction": float(result.hidden.float().mean()), "mean_difference": float(error)},
     )
 
 
@@ -225,15 +222,10 @@ def patch_similarity_section(context: InspectionContext) -> InspectionSection:
     flat = vectors.flatten(1, 2)
     similarity = (flat @ flat.transpose(1, 2)).unflatten(1, (rows, columns)).unflatten(3, (rows, columns))
     center = to_array(similarity[:, rows // 2, columns // 2].clamp(min=0))
-    drawing = paired_grid(
-        context.pictures,
-        _overlays(context, center),
-        heads=("Model input", "Similarity to the center patch"),
-        names=context.drawn_names,
-        title="Similarity of patches",
-    )
+    overlays, head = _overlays(context, center), "Similarity to the center patch"
+    drawing = _below_input(context, overlays, head=head, title="Similarity of patches")
     text = "Move the pointer or the arrow keys over a patch to highlight patches with similar features."
-    return InspectionSection(text=text, drawings={"patch-similarity": drawing}, patch_similarity=tuple(similarity))
+    return InspectionSection(text, {"patch-similarity": drawing}, patch_similarity=tuple(similarity))
 
 
 def logit_lens_section(context: InspectionContext) -> InspectionSection:
@@ -258,7 +250,7 @@ def logit_lens_section(context: InspectionContext) -> InspectionSection:
             ]
         )
     text = "Predictions of the head from the tokens of each layer, as if the encoder ended there (logit lens)."
-    return InspectionSection(text=text, drawings=drawings, numbers={"layers": numbers})
+    return InspectionSection(text, drawings, {"layers": numbers})
 
 
 def similarity_section(context: InspectionContext) -> InspectionSection:
@@ -271,9 +263,7 @@ def similarity_section(context: InspectionContext) -> InspectionSection:
         "blocks are sequences of layers that change little."
     )
     return InspectionSection(
-        text=text,
-        drawings={"similarity": figures.similarity_chart(similarity, names=names)},
-        numbers={"cka": round_values(similarity)},
+        text, {"similarity": figures.similarity_chart(similarity, names=names)}, {"cka": round_values(similarity)}
     )
 
 
@@ -291,27 +281,17 @@ def norms_section(context: InspectionContext) -> InspectionSection:
     if vit.config.class_tokens:
         series["class token"] = norms[:, :, 0].mean(dim=0).tolist()
     last = patches[:, -1].unflatten(1, vit.config.grid)
-    maps = paired_grid(
-        context.pictures,
-        _overlays(context, map(rescale, to_array(last))),
-        heads=("Model input", "Norm after the last layer"),
-        names=context.drawn_names,
-        title="Token norms over the image",
-    )
+    overlays = _overlays(context, map(rescale, to_array(last)))
+    maps = _below_input(context, overlays, head="Norm after the last layer", title="Token norms over the image")
+    lines = figures.line_figure(series, y_title="Norm", title="Token norms by layer")
     ratio = float(last.max() / last.median())
     text = (
         "A few patches with a much larger norm than the others, often on plain background, are artifacts of large "
         f"models, which store global information there; registers avoid them. Here the largest is {ratio:.1f} times "
         "the median."
     )
-    return InspectionSection(
-        text=text,
-        drawings={
-            "norms": figures.line_figure(series, y_title="Norm", title="Token norms by layer"),
-            "norms-maps": maps,
-        },
-        numbers={name.replace(" ", "_"): [round(each, 4) for each in values] for name, values in series.items()},
-    )
+    numbers = {name.replace(" ", "_"): [round(each, 4) for each in values] for name, values in series.items()}
+    return InspectionSection(text, {"norms": lines, "norms-maps": maps}, numbers)
 
 
 SECTIONS: dict[str, tuple[str, Callable[[InspectionContext], InspectionSection]]] = {

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 import numpy as np
 from markupsafe import Markup
@@ -79,15 +78,6 @@ class RunReport:
     """PNG of images, the input of a self-supervised model and its reconstruction."""
     next_steps: Rows = ()
     """Descriptions and commands."""
-
-
-class ConfusedPair(NamedTuple):
-    """Two classes that are confused, and how often."""
-
-    target: str
-    predicted: str
-    images: int
-    fraction: float
 
 
 def render_run_report(report: RunReport) -> str:
@@ -182,13 +172,12 @@ def _confusion(result: EvaluationResult, split: str) -> Markup:
         totals=result.confusion.sum(axis=1)[drawn],
     )
     pairs = [
-        ConfusedPair(
-            target=result.labels[target],
-            predicted=result.labels[predicted],
-            images=int(errors[target, predicted]),
-            fraction=int(errors[target, predicted]) / result.per_class[target].count,
-        )
+        {
+            "target": result.labels[target],
+            "predicted": result.labels[predicted],
+            "images": (images := int(errors[target, predicted])),
+            "fraction": images / result.per_class[target].count,
+        }
         for target, predicted in confused[:MAX_PAIRS].tolist()
     ]
-    body: Markup = template_macros("run.html").confusion(result, split, len(drawn), heatmap, pairs)
-    return body
+    return Markup(template_macros("run.html").confusion(result, split, len(drawn), heatmap, pairs))

@@ -19,24 +19,10 @@ TRAINING_FACTOR = 3
 EXA = 10**18
 JFT_IMAGES = 303_000_000
 TABLE6 = (
-    ("B/32", 7, 55),
-    ("B/16", 7, 224),
-    ("L/32", 7, 196),
-    ("L/16", 7, 783),
-    ("L/16", 14, 1567),
-    ("H/14", 14, 4262),
-    ("BiT-R50x1", 7, 50),
-    ("BiT-R50x2", 7, 199),
-    ("BiT-R101x1", 7, 96),
-    ("BiT-R152x1", 7, 141),
-    ("BiT-R152x2", 7, 563),
-    ("BiT-R152x2", 14, 1126),
-    ("BiT-R200x3", 14, 3306),
-    ("R50+B/32", 7, 106),
-    ("R50+B/16", 7, 274),
-    ("R50+L/32", 7, 246),
-    ("R50+L/16", 7, 859),
-    ("R50+L/16", 14, 1668),
+    *(("B/32", 7, 55), ("B/16", 7, 224), ("L/32", 7, 196), ("L/16", 7, 783), ("L/16", 14, 1567), ("H/14", 14, 4262)),
+    *(("BiT-R50x1", 7, 50), ("BiT-R50x2", 7, 199), ("BiT-R101x1", 7, 96), ("BiT-R152x1", 7, 141)),
+    *(("BiT-R152x2", 7, 563), ("BiT-R152x2", 14, 1126), ("BiT-R200x3", 14, 3306)),
+    *(("R50+B/32", 7, 106), ("R50+B/16", 7, 274), ("R50+L/32", 7, 246), ("R50+L/16", 7, 859), ("R50+L/16", 14, 1668)),
 )
 """Model, epochs on JFT-300M and the paper's exaFLOPs in Table 6."""
 
@@ -150,10 +136,8 @@ def count_activation_bytes(config: ModelConfig) -> int:
         return tensor
 
     with FakeTensorMode():
-        parameters = {
-            name: torch.empty(parameter.shape, requires_grad=parameter.requires_grad)
-            for name, parameter in model.named_parameters()
-        }
+        named = model.named_parameters()
+        parameters = {name: torch.empty(each.shape, requires_grad=each.requires_grad) for name, each in named}
         images = torch.empty(1, config.channels, *pair(config.image_size))
         with saved_tensors_hooks(record, lambda tensor: tensor):
             functional_call(model, parameters, (images,))
@@ -223,7 +207,7 @@ class Table6Row:
     counted_without_padding: float
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Table6:
     """Table 6 of the paper: exaFLOPs of pre-training, compared with our counts.
 
@@ -245,20 +229,20 @@ def table6() -> Table6:
     >>> row.model, row.paper, round(row.counted)
     ('B/16', 224.0, 224)
     """
+
+    def count_exaflops(model: str, epochs: int, *, padding: bool) -> float:
+        flops = sum(count_forward_flops(configure(model), padding=padding).values())
+        return TRAINING_FACTOR * flops * JFT_IMAGES * epochs / EXA
+
     return Table6(
-        rows=tuple(
+        tuple(
             Table6Row(
                 model=model,
                 epochs=epochs,
                 paper=float(paper),
-                counted=_exaflops(model, epochs, padding=True),
-                counted_without_padding=_exaflops(model, epochs, padding=False),
+                counted=count_exaflops(model, epochs, padding=True),
+                counted_without_padding=count_exaflops(model, epochs, padding=False),
             )
             for model, epochs, paper in TABLE6
         )
     )
-
-
-def _exaflops(model: str, epochs: int, *, padding: bool) -> float:
-    flops = sum(count_forward_flops(configure(model), padding=padding).values())
-    return TRAINING_FACTOR * flops * JFT_IMAGES * epochs / EXA

@@ -28,6 +28,7 @@ from vitkit.core.signals import EXIT_INTERRUPTED
 from vitkit.data.config import AugmentConfig, FractalConfig, augreg_config
 from vitkit.data.layouts.registry import EMBEDDED, LAYOUTS
 from vitkit.model.config import (
+    POSITION_KINDS,
     AttentionConfig,
     BackboneConfig,
     BiTConfig,
@@ -38,7 +39,6 @@ from vitkit.model.config import (
     TokenConfig,
     ViTConfig,
 )
-from vitkit.model.position_kinds import POSITION_KINDS
 from vitkit.model.positions import KERNELS
 from vitkit.model.pretraining_config import MAEConfig, MaskedConfig
 from vitkit.objectives.config import DistillationConfig, FeatureDistillationConfig

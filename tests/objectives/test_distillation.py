@@ -15,8 +15,7 @@ from vitkit.core.errors import ConfigError
 from vitkit.data.decode import decode
 from vitkit.data.mixup import mix_batch, one_hot
 from vitkit.data.preprocessing import ORIGINS, Preprocessing, get_preprocessing
-from vitkit.model.distilled import DistilledViT
-from vitkit.model.masked import get_encoder
+from vitkit.model.pretraining import DistilledViT, get_encoder
 from vitkit.objectives.base import Objective
 from vitkit.objectives.config import DistillationConfig, SupervisedConfig
 from vitkit.objectives.distillation import DistillationObjective, distillation_loss

@@ -16,7 +16,7 @@ from vitkit.data.loader import BatchShard, SamplerState, make_training_loader
 from vitkit.data.mixup import mix_batch, one_hot
 from vitkit.data.preprocessing import Preprocessing
 from vitkit.data.stored_targets import NAMES, StoredTargets, crop_box, crop_path
-from vitkit.model.distilled import FeatureStudent
+from vitkit.model.pretraining import FeatureStudent
 from vitkit.objectives.config import FeatureDistillationConfig, ObjectiveConfig, get_builder
 from vitkit.objectives.distillation import FeatureDistillationObjective
 from vitkit.zoo.registry import create

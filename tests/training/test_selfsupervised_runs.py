@@ -16,7 +16,7 @@ from vitkit.core.errors import ConfigError, DataError, WeightsError
 from vitkit.data.config import AugmentConfig
 from vitkit.data.dataset import subsample
 from vitkit.data.layouts.arrays import open_digits
-from vitkit.model.masked import get_encoder
+from vitkit.model.pretraining import get_encoder
 from vitkit.model.pretraining_config import MAEConfig, MaskedConfig
 from vitkit.training import evaluation as evaluation_module
 from vitkit.training.build import build_trainer, resolve_model_config

@@ -8,8 +8,8 @@ from vitkit.core.shapes import Float, Tensor
 from vitkit.data.preprocessing import Preprocessing
 from vitkit.inspection.attention import NotApplicableError, require_classes, require_vit
 from vitkit.model.encoder import Capture
-from vitkit.model.masked import MaskedAutoencoder, MaskedPatches
 from vitkit.model.positions import position_table
+from vitkit.model.pretraining import MaskedAutoencoder, MaskedPatches
 from vitkit.model.resnet import BiT
 from vitkit.model.vit import ViT
 from vitkit.objectives.base import EVALUATION_USE, PerImageRNG, Reconstruction

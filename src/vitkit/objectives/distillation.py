@@ -17,7 +17,7 @@ from vitkit.core.shapes import Float, Tensor
 from vitkit.data.dataset import ImageSource
 from vitkit.data.preprocessing import Preprocessing
 from vitkit.data.stored_targets import StoredTargets, count_features
-from vitkit.model.distilled import DistilledViT, FeatureStudent
+from vitkit.model.pretraining import DistilledViT, FeatureStudent
 from vitkit.model.pretraining_config import make_student_config
 from vitkit.model.vit import ViT
 from vitkit.objectives.base import LossOutput, Objective, ObjectiveBuilder

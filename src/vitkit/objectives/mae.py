@@ -17,8 +17,8 @@ from vitkit.core.shapes import Float, Int, Tensor
 from vitkit.core.sizes import Size, pair
 from vitkit.data.preprocessing import Preprocessing
 from vitkit.model.config import HeadConfig, PositionConfig, TokenConfig, ViTConfig
-from vitkit.model.masked import MaskedAutoencoder, get_encoder
 from vitkit.model.patches import patchify, select_patches
+from vitkit.model.pretraining import MaskedAutoencoder, get_encoder
 from vitkit.model.pretraining_config import MAEConfig
 from vitkit.objectives.base import LossOutput, Objective, PerImageRNG, PretrainingBuilder, Reconstruction, require_vit
 from vitkit.objectives.masked_patches import paste_patches

@@ -18,8 +18,8 @@ from vitkit.core.shapes import Bool, Float, Int, Tensor
 from vitkit.core.sizes import Size, pair
 from vitkit.data.preprocessing import Preprocessing
 from vitkit.model.config import ViTConfig
-from vitkit.model.masked import MaskedPatches, get_encoder
 from vitkit.model.patches import patchify, select_patches, unpatchify
+from vitkit.model.pretraining import MaskedPatches, get_encoder
 from vitkit.model.pretraining_config import COLOR_LEVELS, DOWNSIZED_SIDE, MaskedConfig
 from vitkit.objectives.base import LossOutput, Objective, PerImageRNG, PretrainingBuilder, Reconstruction, require_vit
 from vitkit.objectives.teacher import Teacher

@@ -11,7 +11,7 @@ from vitkit.core.errors import InputError, did_you_mean
 from vitkit.core.shapes import Float, Int, Tensor
 from vitkit.data.decode import ImageLike
 from vitkit.inspection.attention import relevance, rollout
-from vitkit.model.masked import MaskedAutoencoder, MaskedPatches
+from vitkit.model.pretraining import MaskedAutoencoder, MaskedPatches
 from vitkit.model.vit import ViT
 from vitkit.report.colors import Rgb, to_array, to_rgb
 from vitkit.report.figures import Drawing

@@ -11,7 +11,7 @@ from vitkit.core.config import parse_assignments
 from vitkit.core.errors import ConfigError
 from vitkit.data.preprocessing import Preprocessing, get_preprocessing
 from vitkit.model.config import ViTConfig
-from vitkit.model.masked import ENCODER_PREFIX, get_encoder
+from vitkit.model.pretraining import ENCODER_PREFIX, get_encoder
 from vitkit.model.resnet import BiT
 from vitkit.model.vit import ViT
 from vitkit.objectives.config import get_builder

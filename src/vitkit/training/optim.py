@@ -14,7 +14,7 @@ from torch.optim.adamw import adamw
 
 from vitkit.core.errors import ConfigError
 from vitkit.core.shapes import Float, Tensor
-from vitkit.model.masked import ENCODER_PREFIX
+from vitkit.model.pretraining import ENCODER_PREFIX
 from vitkit.training.config import OptimizerConfig, ScheduleConfig
 from vitkit.training.distributed import distribute_like
 

@@ -14,7 +14,7 @@ from vitkit.core.config import from_mapping, to_mapping
 from vitkit.core.errors import WeightsError, summarize
 from vitkit.core.files import sha256
 from vitkit.core.shapes import Tensor
-from vitkit.model.masked import ENCODER_PREFIX, MaskedAutoencoder, MaskedPatches
+from vitkit.model.pretraining import ENCODER_PREFIX, MaskedAutoencoder, MaskedPatches
 from vitkit.model.pretraining_config import MAEConfig, MaskedConfig
 from vitkit.model.vit import ViT
 from vitkit.weights import artifact as artifact_io

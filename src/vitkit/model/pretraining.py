@@ -1,9 +1,8 @@
-"""Models that wrap a ViT for self-supervised pre-training.
+"""Models that wrap an encoder for self-supervised pre-training or distillation. Afterwards only the encoder is kept.
 
-    masked patches  images → patch embeddings → corrupt → embed_patches → encode → norm → linear head
-    autoencoder     images → visible patches → encode → norm → decoder over all patches → pixels
-
-Both use the public steps of the ViT. After pre-training only the encoder is kept.
+masked patches  images → patch embeddings → corrupt → embed_patches → encode → norm → linear head
+autoencoder     images → visible patches → encode → norm → decoder over all patches → pixels
+distillation    images → encoder → logits of two heads (DeiT), or logits and projected features
 """
 
 from dataclasses import replace
@@ -15,12 +14,14 @@ from torch import nn
 from vitkit.core.errors import ConfigError
 from vitkit.core.shapes import Bool, Float, Int, Tensor
 from vitkit.core.sizes import pair
-from vitkit.model.config import ViTConfig, check_patches_removable
+from vitkit.model.config import DropoutConfig, ViTConfig, check_patches_removable
 from vitkit.model.encoder import Block, create_blocks
-from vitkit.model.init import initialize, normal, xavier_uniform
+from vitkit.model.heads import DistilledHead
+from vitkit.model.init import initialization_rules, initialize, normal, xavier_uniform
 from vitkit.model.patches import select_patches
 from vitkit.model.positions import sincos_2d
 from vitkit.model.pretraining_config import MAEConfig, MaskedConfig
+from vitkit.model.resnet import BiT
 from vitkit.model.vit import ViT
 
 ENCODER_PREFIX = "encoder."
@@ -111,16 +112,9 @@ class MaskedAutoencoder(PretrainingModel):
         self.mask_token = nn.Parameter(torch.empty(1, 1, config.width))
         positions = sincos_2d(vit.grid, width=config.width, like="mae", prefix=vit.prefix)
         self.decoder_pos_embed = nn.Parameter(positions, requires_grad=False)
-        self.decoder_blocks = create_blocks(
-            replace(vit.block, axial=False, layer_scale=None),
-            depth=config.depth,
-            width=config.width,
-            heads=config.heads,
-            mlp_dim=4 * config.width,
-            grid=vit.grid,
-            dropout=0.0,
-            stochastic_depth=0.0,
-        )
+        decoder = replace(vit, block=replace(vit.block, layer_scale=None), dropout=DropoutConfig())
+        decoder = replace(decoder, width=config.width, depth=config.depth, heads=config.heads, mlp_dim=4 * config.width)
+        self.decoder_blocks = create_blocks(decoder)
         self.decoder_norm = nn.LayerNorm(config.width, eps=vit.block.norm_eps)
         self.decoder_pred = nn.Linear(config.width, height * width * vit.channels)
         with torch.no_grad():
@@ -129,7 +123,8 @@ class MaskedAutoencoder(PretrainingModel):
                 _initialize_dense(layer, generator)
             renamed = nn.Module()
             renamed.blocks = self.decoder_blocks  # the name that the initialization rules expect
-            initialize(renamed, gated_mlp=vit.block.activation == "swiglu", generator=generator)
+            rules = initialization_rules(gated_mlp=vit.block.activation == "swiglu")
+            initialize(renamed, rules, generator=generator)
 
     def forward(
         self, images: Float[Tensor, "B C H W"], visible: Int[Tensor, "B kept"], indices: Int[Tensor, "B predicted"]
@@ -158,6 +153,53 @@ class MaskedAutoencoder(PretrainingModel):
         return self.decoder_pred(self.decoder_norm(select_patches(tokens[:, prefix:], indices)))
 
 
+class DistilledViT(PretrainingModel):
+    """ViT that returns the logits of both heads in training and their mean in evaluation.
+
+    Both come from one forward call, as DistributedDataParallel requires.
+
+    >>> from vitkit.model.pretraining_config import make_student_config
+    >>> config = ViTConfig(image_size=8, patch_size=4, width=8, depth=1, heads=2, mlp_dim=16, num_classes=5)
+    >>> model = DistilledViT(ViT(make_student_config(config, token=True)))
+    >>> [logits.shape for logits in model(torch.rand(2, 3, 8, 8))]
+    [torch.Size([2, 5]), torch.Size([2, 5])]
+    >>> model.eval()(torch.rand(2, 3, 8, 8)).shape
+    torch.Size([2, 5])
+    """
+
+    def forward(
+        self, images: Float[Tensor, "B C H W"]
+    ) -> Float[Tensor, "B Y"] | tuple[Float[Tensor, "B Y"], Float[Tensor, "B Y"]]:
+        head = self.encoder.head
+        if self.training and isinstance(head, DistilledHead):
+            return head.forward_both(self.encoder.features(images))
+        return self.encoder(images)
+
+
+class FeatureStudent(PretrainingModel):
+    """Model that also projects its features to those of a teacher: a tuple in training, logits in evaluation.
+
+    >>> from vitkit.model.config import BiTConfig
+    >>> model = FeatureStudent(BiT(BiTConfig(units=(1,), num_classes=5)), features=7)
+    >>> [output.shape for output in model(torch.rand(2, 3, 32, 32))]
+    [torch.Size([2, 5]), torch.Size([2, 7])]
+    """
+
+    def __init__(self, encoder: ViT | BiT, *, features: int, generator: torch.Generator | None = None) -> None:
+        super().__init__(encoder)
+        self.projection = nn.Linear(encoder.num_features, features)
+        if not self.projection.weight.is_meta:
+            _initialize_dense(self.projection, generator)
+
+    def forward(
+        self, images: Float[Tensor, "B C H W"]
+    ) -> Float[Tensor, "B Y"] | tuple[Float[Tensor, "B Y"], Float[Tensor, "B F"]]:
+        features = self.encoder.features(images)
+        logits = self.encoder.head(features)
+        return (logits, self.projection(features)) if self.training else logits
+
+
+@torch.no_grad()
 def _initialize_dense(layer: nn.Linear, generator: torch.Generator | None) -> None:
     xavier_uniform(layer.weight, generator)
     layer.bias.zero_()
@@ -178,8 +220,5 @@ def _check_maskable(config: ViTConfig) -> None:
             hint="take a plain model such as B/16, or objective.name=supervised",
         )
     if config.dropout.patches:
-        raise ConfigError(
-            "patch dropout cannot be combined with masking",
-            expected="dropout.patches=0",
-            got=config.dropout.patches,
-        )
+        message = "patch dropout cannot be combined with masking"
+        raise ConfigError(message, expected="dropout.patches=0", got=config.dropout.patches)

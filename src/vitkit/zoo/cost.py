@@ -136,8 +136,8 @@ def count_activation_bytes(config: ModelConfig) -> int:
         return tensor
 
     with FakeTensorMode():
-        named = model.named_parameters()
-        parameters = {name: torch.empty(each.shape, requires_grad=each.requires_grad) for name, each in named}
+        originals = model.named_parameters()
+        parameters = {name: torch.empty(each.shape, requires_grad=each.requires_grad) for name, each in originals}
         images = torch.empty(1, config.channels, *pair(config.image_size))
         with saved_tensors_hooks(record, lambda tensor: tensor):
             functional_call(model, parameters, (images,))

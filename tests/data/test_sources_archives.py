@@ -9,7 +9,7 @@ from data.layouts import CLASSES, parquet, samples, tar_bytes, webdataset_cls, w
 
 from vitkit.core.errors import DataError, MissingDependencyError
 from vitkit.data.dataset import UNLABELED, ImageSource, Subset
-from vitkit.data.layouts import parquet as parquet_module
+from vitkit.data.layouts import shards as parquet_module
 from vitkit.data.layouts.files import expand_braces
 from vitkit.data.layouts.registry import open_dataset
 from vitkit.data.verify import map_images, read_image

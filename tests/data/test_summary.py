@@ -7,9 +7,8 @@ import pytest
 from PIL import Image
 
 from vitkit.core.errors import DataError
-from vitkit.data.contact_sheet import write_contact_sheet
 from vitkit.data.dataset import Dataset, ImageSource, StoredImage
-from vitkit.data.summary import SizeRange, check_data
+from vitkit.data.summary import SizeRange, check_data, write_contact_sheet
 from vitkit.data.verify import BadFile
 
 

@@ -12,8 +12,8 @@ from PIL import Image
 from torch import Tensor, nn
 
 from vitkit.core.errors import ConfigError
+from vitkit.data.augment import mix_batch, one_hot
 from vitkit.data.decode import decode
-from vitkit.data.mixup import mix_batch, one_hot
 from vitkit.data.preprocessing import ORIGINS, Preprocessing, get_preprocessing
 from vitkit.model.pretraining import DistilledViT, get_encoder
 from vitkit.objectives.base import Objective

@@ -54,11 +54,8 @@ class Subset(ImageSource):
     """Selected images of a source, in the given order."""
 
     def __init__(self, source: ImageSource, indices: Iterable[int]) -> None:
-        self.source = source
-        self.indices = np.fromiter(indices, dtype=np.int64)
-        self.layout = source.layout
-        self.classes = source.classes
-        self.labels = source.labels[self.indices]
+        self.source, self.indices = source, np.fromiter(indices, dtype=np.int64)
+        self.layout, self.classes, self.labels = source.layout, source.classes, source.labels[self.indices]
         self.always_readable = source.always_readable
 
     def name(self, index: int) -> str:
@@ -86,13 +83,13 @@ class ConcatSource(ImageSource):
 
     def name(self, index: int) -> str:
         """Return the name that the image has in its own source."""
-        source, local_index = self._locate(index)
-        return source.name(local_index)
+        source, index = self._locate(index)
+        return source.name(index)
 
     def read(self, index: int) -> StoredImage:
         """Return the image as it is stored."""
-        source, local_index = self._locate(index)
-        return source.read(local_index)
+        source, index = self._locate(index)
+        return source.read(index)
 
 
 @dataclass(frozen=True)

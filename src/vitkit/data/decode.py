@@ -16,12 +16,20 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL.Image import Transpose
 from torch import Tensor, uint8
 
 from vitkit.core.errors import DataError, InputError, summarize
 from vitkit.core.files import read_bytes
 from vitkit.data.dataset import DecodedImage, StoredImage
-from vitkit.data.decode_limits import DEFAULT_LIMITS, DecodeLimits, check_structure, count_gif_frames, is_small_exif
+from vitkit.data.decode_limits import (
+    DEFAULT_LIMITS,
+    DecodeLimits,
+    check_limit,
+    check_structure,
+    count_gif_frames,
+    is_small_exif,
+)
 
 ImageLike = str | PathLike[str] | bytes | Image.Image | NDArray[np.uint8] | Tensor
 """A path, an encoded file, a Pillow image, or uint8 pixels: an array H × W or H × W × C, or a tensor C × H × W."""
@@ -37,26 +45,12 @@ class ImageHeader(NamedTuple):
 
 
 # Transposition that undoes each EXIF orientation
-_TRANSPOSE = {
-    2: Image.Transpose.FLIP_LEFT_RIGHT,
-    3: Image.Transpose.ROTATE_180,
-    4: Image.Transpose.FLIP_TOP_BOTTOM,
-    5: Image.Transpose.TRANSPOSE,
-    6: Image.Transpose.ROTATE_270,
-    7: Image.Transpose.TRANSVERSE,
-    8: Image.Transpose.ROTATE_90,
-}
+_TRANSPOSE = {2: Transpose.FLIP_LEFT_RIGHT, 3: Transpose.ROTATE_180, 4: Transpose.FLIP_TOP_BOTTOM}
+_TRANSPOSE |= {5: Transpose.TRANSPOSE, 6: Transpose.ROTATE_270, 7: Transpose.TRANSVERSE, 8: Transpose.ROTATE_90}
 _SIDEWAYS = range(5, 9)
 
-_MAGIC = {
-    b"\xff\xd8": "JPEG",
-    b"\x89PNG": "PNG",
-    b"GIF8": "GIF",
-    b"BM": "BMP",
-    b"II*\0": "TIFF",
-    b"MM\0*": "TIFF",
-    b"RIFF": "WEBP",
-}
+_MAGIC = {b"\xff\xd8": "JPEG", b"\x89PNG": "PNG", b"GIF8": "GIF", b"BM": "BMP"}
+_MAGIC |= {b"II*\0": "TIFF", b"MM\0*": "TIFF", b"RIFF": "WEBP"}
 
 _SCANS_AT_MAX_PIXELS = 12
 """Scans that an image with the maximal number of pixels may have; smaller images may have more."""
@@ -126,12 +120,9 @@ def load_image(image: ImageLike, *, channels: int = 3) -> DecodedImage:
 def tensor_to_array(image: Tensor) -> NDArray[np.uint8]:
     """Return the pixels of a uint8 tensor C × H × W, with the channels last."""
     if image.ndim != 3 or image.dtype != uint8:
-        raise InputError(
-            "a tensor is not an image",
-            expected="uint8, channels × height × width",
-            got=f"{str(image.dtype).removeprefix('torch.')}, {' × '.join(map(str, image.shape))}",
-            hint="a batch that is normalized already is input of the model itself",
-        )
+        got = f"{str(image.dtype).removeprefix('torch.')}, {' × '.join(map(str, image.shape))}"
+        hint = "a batch that is normalized already is input of the model itself"
+        raise InputError("a tensor is not an image", expected="uint8, channels × height × width", got=got, hint=hint)
     return np.ascontiguousarray(image.permute(1, 2, 0).cpu().numpy())
 
 
@@ -141,9 +132,7 @@ def read_header(image: StoredImage) -> ImageHeader:
         channels = _count_channels(image)
         return ImageHeader("array", "1 channel" if channels == 1 else f"{channels} channels", *image.shape[:2])
     with _open(image, DEFAULT_LIMITS) as file:
-        width, height = file.size
-        if _get_orientation(file) in _SIDEWAYS:
-            width, height = height, width
+        width, height = reversed(file.size) if _get_orientation(file) in _SIDEWAYS else file.size
         return ImageHeader(file.format or "", file.mode, height, width)
 
 
@@ -178,11 +167,8 @@ def _from_array(pixels: NDArray[np.uint8], *, channels: int) -> DecodedImage:
 def pillow_to_array(image: Image.Image, *, channels: int) -> NDArray[np.uint8]:
     """Return upright 8-bit pixels of a Pillow image, which may still have an EXIF orientation."""
     if image.mode.startswith(("I", "F")):
-        raise DataError(
-            "the image does not have 8 bits per channel",
-            got=f"mode {image.mode}",
-            hint="pass the file, or 8-bit pixels",
-        )
+        hint = "pass the file, or 8-bit pixels"
+        raise DataError("the image does not have 8 bits per channel", got=f"mode {image.mode}", hint=hint)
     upright = ImageOps.exif_transpose(image)
     if channels in (1, 3) and upright.mode not in ("L", "RGB"):
         upright = upright.convert("L" if upright.mode in ("1", "LA") else "RGB")
@@ -226,7 +212,7 @@ def _open(content: bytes, limits: DecodeLimits) -> Iterator[Image.Image]:
     try:
         if not content:
             raise DataError("the file is empty")
-        _check_limit("bytes", len(content), limits.max_bytes)
+        check_limit("bytes", len(content), limits.max_bytes)
         check_structure(content, max_frames=limits.max_frames)
         if any(name not in Image.OPEN for name in limits.formats):
             Image.init()  # imports the plugins; naming a format does not
@@ -246,21 +232,15 @@ def _check_header(image: Image.Image, content: bytes, limits: DecodeLimits) -> N
     _check_size(height, width, limits)
     if image.format in ("JPEG", "MPO"):
         max_scans = min(limits.max_scans, max(1, _SCANS_AT_MAX_PIXELS * limits.max_pixels // (height * width)))
-        _check_limit("scans", content.count(b"\xff\xda"), max_scans)
+        check_limit("scans", content.count(b"\xff\xda"), max_scans)
     with _suppress_warnings():
-        frames = _count_frames(image, content, max_frames=limits.max_frames)
-    _check_limit("frames", frames, limits.max_frames)
+        check_limit("frames", _count_frames(image, content, max_frames=limits.max_frames), limits.max_frames)
 
 
 def _check_size(height: int, width: int, limits: DecodeLimits) -> None:
     if height < 1 or width < 1:
         raise DataError("the image has no pixels", got=f"{height}×{width}")
-    _check_limit("pixels", height * width, limits.max_pixels)
-
-
-def _check_limit(unit: str, count: int, limit: int) -> None:
-    if count > limit:
-        raise DataError(f"too many {unit}", expected=f"at most {limit:,}", got=f"{count:,}")
+    check_limit("pixels", height * width, limits.max_pixels)
 
 
 def _count_frames(image: Image.Image, content: bytes, *, max_frames: int) -> int:

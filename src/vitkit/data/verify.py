@@ -54,8 +54,7 @@ def find_bad_files(
     `progress` is called with the number of images that were completed since the last call.
     """
     bad = []
-    reasons = map_images(source, partial(find_reason, channels=channels), workers=workers)
-    for index, reason in enumerate(reasons):
+    for index, reason in enumerate(map_images(source, partial(find_reason, channels=channels), workers=workers)):
         if reason:
             bad.append(BadFile(source.name(index), reason))
         progress(1)
@@ -79,10 +78,8 @@ def skip_unreadable(
         return source, []
     bad = find_bad_files(source, channels=channels, workers=workers, progress=progress)
     if bad and len(bad) == len(source):
-        raise DataError(
-            f"{path}: none of the {len(bad)} images can be read; {bad[0].name}: {bad[0].reason}",
-            hint=f"vitkit data check {path} lists all of them",
-        )
+        hint = f"vitkit data check {path} lists all of them"
+        raise DataError(f"{path}: none of the {len(bad)} images can be read; {bad[0].name}: {bad[0].reason}", hint=hint)
     warn_skipped(bad, warn)
     return exclude_files(source, bad), bad
 
@@ -167,7 +164,7 @@ def _block_signals() -> Iterator[None]:
 
 
 # Task of a worker process, set once per process because pickling it with each chunk would cost more than the work.
-_task: tuple[ImageSource, ImageFunction[object]] | None = None
+_task: tuple[ImageSource, ImageFunction[object]]
 
 
 def _start_worker(source: ImageSource, function: ImageFunction[object]) -> None:
@@ -192,7 +189,6 @@ def _exit_with_parent() -> None:
 
 
 def _process_chunk(start: int) -> list[object]:
-    assert _task is not None
     source, function = _task
     return [function(source, index) for index in range(start, min(start + _CHUNK_SIZE, len(source)))]
 
@@ -219,16 +215,15 @@ def read_bad_files(path: Path | str) -> list[BadFile]:
 
 def check_bad_fraction(bad: Sequence[BadFile], *, total: int, max_fraction: int | float) -> None:
     """Raise DataError if the bad files are more than `max_fraction` of all images."""
-    if len(bad) <= max_fraction * total:
-        return
-    examples = "; ".join(f"{file.name}: {file.reason}" for file in bad[:3])
-    more = f"; and {len(bad) - 3} more" if len(bad) > 3 else ""
-    raise DataError(
-        f"{len(bad)} of {total} images cannot be used: {examples}{more}",
-        expected=f"a fraction of at most {max_fraction:g}",
-        got=f"{len(bad) / total:.3g}",
-        hint="vitkit data check lists them all; fix or remove them, or allow a larger fraction",
-    )
+    if len(bad) > max_fraction * total:
+        examples = "; ".join(f"{file.name}: {file.reason}" for file in bad[:3])
+        more = f"; and {len(bad) - 3} more" if len(bad) > 3 else ""
+        raise DataError(
+            f"{len(bad)} of {total} images cannot be used: {examples}{more}",
+            expected=f"a fraction of at most {max_fraction:g}",
+            got=f"{len(bad) / total:.3g}",
+            hint="vitkit data check lists them all; fix or remove them, or allow a larger fraction",
+        )
 
 
 def exclude_files(source: ImageSource, bad: Sequence[BadFile]) -> ImageSource:

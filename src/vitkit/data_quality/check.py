@@ -20,7 +20,6 @@ from vitkit.data_quality.near_duplicates import (
 )
 from vitkit.evaluation.features import compute_features
 from vitkit.inference.engine import resolve_device
-from vitkit.weights.bundle import ModelBundle
 from vitkit.weights.load import load_bundle
 
 StartTask = Callable[[str, int], Callable[[int], None]]
@@ -89,38 +88,22 @@ class DataQualityReport:
 
     def near_duplicate_rows(self) -> list[TableRow]:
         """Return a table row per pair."""
-        return [
-            {
-                "file": self.get_file(pair.one),
-                "split": pair.one.split,
-                "class": self.get_class(pair.one),
-                "other_file": self.get_file(pair.other),
-                "other_split": pair.other.split,
-                "other_class": self.get_class(pair.other),
-                "pixels": _round(pair.pixels),
-                "features": _round(pair.features),
-                "flipped": pair.flipped,
-            }
-            for pair in self.near_duplicates
-        ]
+        rows = []
+        for pair in self.near_duplicates:
+            one, other = ((self.get_file(each), each.split, self.get_class(each)) for each in (pair.one, pair.other))
+            values = (*one, *other, _round(pair.pixels), _round(pair.features), pair.flipped)
+            rows.append(dict(zip(NEAR_DUPLICATE_COLUMNS, values, strict=True)))
+        return rows
 
     def label_issue_rows(self) -> list[TableRow]:
         """Return a table row per label issue, worst first."""
-        rows: list[TableRow] = []
+        rows = []
         for issue in self.label_issues or ():
-            row: TableRow = {
-                "file": self.get_file(issue.image),
-                "split": issue.image.split,
-                "given_label": self.data.classes[issue.given_label],
-                "suggested_label": self.data.classes[issue.suggested_label],
-                "score": _round(issue.score),
-                "given_fraction": _round(issue.given_fraction),
-                "suggested_fraction": _round(issue.suggested_fraction),
-                "probability": _round(issue.probability),
-            }
-            for number, neighbor in enumerate(self.get_neighbors(issue), start=1):
-                row[f"neighbor_{number}"] = self.get_file(neighbor)
-            rows.append(row)
+            names = (self.data.classes[issue.given_label], self.data.classes[issue.suggested_label])
+            numbers = (issue.score, issue.given_fraction, issue.suggested_fraction, issue.probability)
+            neighbors = map(self.get_file, self.get_neighbors(issue))
+            values = (self.get_file(issue.image), issue.image.split, *names, *map(_round, numbers), *neighbors)
+            rows.append(dict(zip(LABEL_ISSUE_COLUMNS, values, strict=False)))  # there may be fewer neighbors
         return rows
 
     def to_dict(self) -> dict[str, object]:
@@ -183,10 +166,15 @@ def check_data_quality(
         )
         bad += [(name, file) for file in files]
     dataset = Dataset(dataset.path, splits)
-    descriptors = {
-        name: _describe_images(source, bundle, workers=workers, device=device, start_task=start_task)
-        for name, source in splits.items()
-    }
+    descriptors: dict[str, ImageDescriptors] = {}
+    for name, source in splits.items():
+        thumbnails = make_thumbnails(source, workers=workers, progress=start_task("reading images", len(source)))
+        features = None
+        if bundle is not None:
+            advance = start_task("computing features", len(source))
+            target = resolve_device(device)
+            features = compute_features(bundle, source, workers=workers, device=target, progress=advance)
+        descriptors[name] = ImageDescriptors.from_thumbnails(thumbnails, features)
     searches = list_searches(descriptors, within_splits=within_splits)
     total = sum(min(len(descriptors[one]), len(descriptors[other])) for one, other in searches)
     near_duplicates = find_near_duplicates(
@@ -220,14 +208,3 @@ def check_data_quality(
 
 def _round(number: float | None) -> float | None:
     return None if number is None else round(number, 4)
-
-
-def _describe_images(
-    source: ImageSource, bundle: ModelBundle | None, *, workers: int, device: str, start_task: StartTask
-) -> ImageDescriptors:
-    thumbnails = make_thumbnails(source, workers=workers, progress=start_task("reading images", len(source)))
-    if bundle is None:
-        return ImageDescriptors.from_thumbnails(thumbnails)
-    progress = start_task("computing features", len(source))
-    features = compute_features(bundle, source, workers=workers, device=resolve_device(device), progress=progress)
-    return ImageDescriptors.from_thumbnails(thumbnails, features)

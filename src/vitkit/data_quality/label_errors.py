@@ -81,7 +81,9 @@ def find_label_issues(
             excluded = _find_copies(images, rows, voters, columns)
             if name == voting_split:
                 excluded |= torch.from_numpy(columns == rows[:, None])
-            selected, weights = _weigh_votes(block.cosines, excluded, neighbors)
+            cosines = block.cosines.masked_fill(excluded, -torch.inf)
+            nearest, selected = cosines.topk(min(neighbors, cosines.shape[1]), dim=1)
+            weights = (nearest / TEMPERATURE).softmax(dim=1).nan_to_num(0.0)  # 0 if all are excluded
             partners = torch.from_numpy(columns).gather(1, selected)
             votes = torch.from_numpy(labels[voting_split])[partners]
             fractions = torch.zeros(len(votes), num_classes).scatter_add_(1, votes, weights)
@@ -109,15 +111,6 @@ def _find_copies(
     copies = np.zeros(columns.shape, dtype=np.bool_)
     copies[row, neighbor] = is_near_duplicate(pixels, reference[index])
     return torch.from_numpy(copies)
-
-
-def _weigh_votes(
-    cosines: Float[Tensor, "R k"], excluded: Bool[Tensor, "R k"], neighbors: int
-) -> tuple[Int[Tensor, "R v"], Float[Tensor, "R v"]]:
-    """Return the nearest neighbors that are not excluded and the weights of their votes; 0 if there are none."""
-    count = min(neighbors, cosines.shape[1])
-    values, selected = cosines.masked_fill(excluded, -torch.inf).topk(count, dim=1)
-    return selected, (values / TEMPERATURE).softmax(dim=1).nan_to_num(0.0)
 
 
 def _select_issues(
@@ -171,8 +164,7 @@ def target_probabilities(
         assert images.features is not None
         rows = labels[name] != UNLABELED
         logits = held_out_logits * scale if name == voting_split else head(torch.tensor(images.features[rows]))
-        softmax = functional.softmax(logits, dim=1)
+        own = functional.softmax(logits, dim=1).gather(1, torch.from_numpy(labels[name][rows])[:, None])
         probabilities[name] = np.full(len(images), np.nan, dtype=np.float32)
-        own = torch.from_numpy(labels[name][rows])[:, None]
-        probabilities[name][rows] = softmax.gather(1, own)[:, 0].float().numpy()
+        probabilities[name][rows] = own[:, 0].float().numpy()
     return probabilities

@@ -153,10 +153,8 @@ def explain_io_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise DataError(
-            f"{error.filename or path}: {error.strerror or error}",
-            hint="free some space, or set VITKIT_CACHE to a directory that has some, and run the command again",
-        ) from error
+        hint = "free some space, or set VITKIT_CACHE to a directory that has some, and run the command again"
+        raise DataError(f"{error.filename or path}: {error.strerror or error}", hint=hint) from error
 
 
 # Nearest neighbors, in blocks of bounded memory

@@ -120,12 +120,10 @@ def imagenet_indices(labels: Sequence[str]) -> NDArray[np.int64]:
         or all(word in labels[index].lower() for index, word in LANDMARKS.items())
     )
     if not is_usual_order:
-        raise DataError(
-            "the model's classes are not ImageNet's",
-            expected="1,000 classes in the usual order, or WordNet ids such as n01440764",
-            got=f"{len(labels)} classes: {shorten_list(labels, limit=3)}",
-            hint="map its classes with --label-map FILE",
-        )
+        expected = "1,000 classes in the usual order, or WordNet ids such as n01440764"
+        got = f"{len(labels)} classes: {shorten_list(labels, limit=3)}"
+        hint = "map its classes with --label-map FILE"
+        raise DataError("the model's classes are not ImageNet's", expected=expected, got=got, hint=hint)
     return np.arange(len(labels), dtype=np.int64)
 
 

@@ -174,11 +174,9 @@ def find_mappings(path: Path | str) -> Path:
     for parent in (Path(path), Path(path).resolve().parent):
         if (parent / "mappings" / IMAGENET_LABELS).is_file():
             return parent / "mappings"
-    raise DataError(
-        f"{path} has no mappings/{IMAGENET_LABELS}",
-        expected="objectnet-1.0/images and objectnet-1.0/mappings, as published",
-        hint="pass the directory that holds both",
-    )
+    expected = "objectnet-1.0/images and objectnet-1.0/mappings, as published"
+    hint = "pass the directory that holds both"
+    raise DataError(f"{path} has no mappings/{IMAGENET_LABELS}", expected=expected, hint=hint)
 
 
 def objectnet_label_map(mappings: Path, *, classes: Sequence[str], labels: Sequence[str]) -> LabelMap:
@@ -265,11 +263,9 @@ def validation_numbers(source: ImageSource) -> list[int]:
     for name in map(source.name, range(len(source))):
         match = FILE_NAME.fullmatch(name.rpartition("/")[2])
         if match is None or not 1 <= int(match[1]) <= IMAGES:
-            raise DataError(
-                f"{name} is not an ImageNet validation image",
-                expected=f"ILSVRC2012_val_00000001.JPEG to ILSVRC2012_val_{IMAGES:08}.JPEG",
-                hint="ReaL labels are looked up by the original file names",
-            )
+            expected = f"ILSVRC2012_val_00000001.JPEG to ILSVRC2012_val_{IMAGES:08}.JPEG"
+            hint = "ReaL labels are looked up by the original file names"
+            raise DataError(f"{name} is not an ImageNet validation image", expected=expected, hint=hint)
         numbers.append(int(match[1]))
     return numbers
 

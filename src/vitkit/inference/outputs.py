@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from vitkit.core.errors import ConfigError, DataError, WeightsError, did_you_mean
 from vitkit.core.files import atomic_write, sha256, write_text
 from vitkit.data.dataset import ImageSource, fingerprint_source
-from vitkit.data.layouts.parquet import import_pyarrow
+from vitkit.data.layouts.shards import import_pyarrow
 from vitkit.inference.predictions import ImagePrediction, Prediction
 from vitkit.typing import ModelSource
 from vitkit.weights.artifact import CHECKSUMS, CONFIG, PREPROCESSING

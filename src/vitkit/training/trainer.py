@@ -14,8 +14,8 @@ from torch import nn
 
 from vitkit.core.shapes import Float, Tensor
 from vitkit.core.signals import StopFlag
+from vitkit.data.augment import mix_batch, one_hot
 from vitkit.data.loader import BatchLoader, ImageBatch
-from vitkit.data.mixup import mix_batch, one_hot
 from vitkit.data.preprocessing import Preprocessing
 from vitkit.objectives.base import Objective, PerImageRNG, SelfSupervised, training_use
 from vitkit.training.checkpoint import TrainState

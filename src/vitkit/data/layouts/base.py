@@ -85,6 +85,11 @@ class ArchiveSource(NamedSource):
         return content
 
 
+def stack_slices(slices: Iterable[tuple[int, int, int]]) -> NDArray[np.int64]:
+    """Return slices (archive, offset, size) as an array of N rows, also if there are none."""
+    return np.array(list(slices), dtype=np.int64).reshape(-1, 3)
+
+
 @dataclass(eq=False)
 class ArraySource(NamedSource):
     """Images of one size in memory: N × H × W or N × H × W × C."""
@@ -111,11 +116,9 @@ def make_dataset(path: Path | str, splits: Mapping[str, ImageSource]) -> Dataset
     dataset = Dataset(path=str(path), splits=ordered)
     labels = np.unique(dataset.first_split.labels)
     if len(labels) < 2 and labels[0] != UNLABELED:
-        raise DataError(
-            f"{path} has only one class: {dataset.classes[int(labels[0])]}",
-            expected="two classes or more",
-            hint="use one directory per class, or set the layout to unlabeled",
-        )
+        expected = "two classes or more"
+        hint = "use one directory per class, or set the layout to unlabeled"
+        raise DataError(f"{path} has only one class: {dataset.classes[int(labels[0])]}", expected=expected, hint=hint)
     return dataset
 
 
@@ -163,11 +166,8 @@ def number_names(prefix: str, count: int) -> list[str]:
 def check_files(root: Path, names: Sequence[str], *, where: str) -> None:
     """Raise DataError if files of a list do not exist."""
     if missing := [name for name in names if not (root / name).is_file()]:
-        raise DataError(
-            f"{where} lacks {shorten_list(missing)}",
-            got=f"{len(missing)} of {len(names)} files missing",
-            hint="unpack the images again",
-        )
+        got = f"{len(missing)} of {len(names)} files missing"
+        raise DataError(f"{where} lacks {shorten_list(missing)}", got=got, hint="unpack the images again")
 
 
 # Classes and labels
@@ -187,10 +187,8 @@ def number_class_names(
     classes = sorted(by_split.get("train", set().union(*by_split.values())))
     for split, of_split in by_split.items():
         if unknown := sorted(of_split.difference(classes)):
-            raise DataError(
-                f"{split} of {path} has classes that train lacks: {shorten_list(unknown)}",
-                hint="add images of each to train, or remove them; names are case-sensitive",
-            )
+            hint = "add images of each to train, or remove them; names are case-sensitive"
+            raise DataError(f"{split} of {path} has classes that train lacks: {shorten_list(unknown)}", hint=hint)
     if numeric and all(name.isascii() and name.isdigit() and len(name) < 19 for name in classes):
         classes.sort(key=lambda name: (int(name), name))
     label_of = {name: label for label, name in enumerate(classes)}
@@ -212,11 +210,9 @@ def number_labels(
         return (), {split: np.full(len(of_split), UNLABELED) for split, of_split in values.items()}
     if type(None) in kinds:
         unlabeled = sum(value is None for of_split in values.values() for value in of_split)
-        raise DataError(
-            f"{path} has images without a label",
-            expected="a label next to each image, or none at all",
-            got=f"{unlabeled} of {sum(map(len, values.values()))} without",
-        )
+        expected = "a label next to each image, or none at all"
+        got = f"{unlabeled} of {sum(map(len, values.values()))} without"
+        raise DataError(f"{path} has images without a label", expected=expected, got=got)
     if str in kinds:
         return number_class_names(path, {split: list(map(str, of_split)) for split, of_split in values.items()})
     try:

@@ -163,10 +163,8 @@ def find_shards(path: Path, *, suffix: str) -> list[Path]:
     if is_pattern(path):
         shards = [Path(shard) for shard in expand_braces(str(path))]
         if missing := [str(shard) for shard in shards if not shard.is_file()]:
-            raise DataError(
-                f"{path} matches files that do not exist: {shorten_list(missing)}",
-                got=f"{len(missing)} of {len(shards)}",
-            )
+            got = f"{len(missing)} of {len(shards)}"
+            raise DataError(f"{path} matches files that do not exist: {shorten_list(missing)}", got=got)
     elif path.is_file():
         shards = [path]
     else:
@@ -192,10 +190,8 @@ def group_shards(path: Path, *, suffix: str) -> dict[str, list[Path]]:
         by_split.setdefault(find_split(shard, root=base) or "all", []).append(shard)
     if "all" in by_split and len(by_split) > 1:
         names = shorten_list([shard.name for shard in by_split["all"]])
-        raise DataError(
-            f"only some {suffix} files of {path} name their split, but not {names}",
-            hint="begin each name with train-, val- or test-",
-        )
+        hint = "begin each name with train-, val- or test-"
+        raise DataError(f"only some {suffix} files of {path} name their split, but not {names}", hint=hint)
     return by_split
 
 

@@ -34,23 +34,18 @@ def open_folders(path: Path) -> Dataset:
     """
     images = list_image_files(path)
     if not any(map(get_class_folders, images)):
-        raise DataError(
-            f"{path} has no class folders",
-            expected="FOLDER/CLASS/IMAGE or FOLDER/train/CLASS/IMAGE",
-            got=f"{len(images)} images, and no folder that can be their class",
-            hint="use one directory per class, or set the layout to unlabeled",
-        )
+        expected = "FOLDER/CLASS/IMAGE or FOLDER/train/CLASS/IMAGE"
+        got = f"{len(images)} images, and no folder that can be their class"
+        hint = "use one directory per class, or set the layout to unlabeled"
+        raise DataError(f"{path} has no class folders", expected=expected, got=got, hint=hint)
     split_folders = find_split_folders(path, base=find_wrapper(images), images=images)
     names: dict[str, list[str]] = {}
     for split, folder in split_folders.items():
         inside = [name for name in images if name.startswith(folder)]
         labeled = [name for name in inside if "/" in name[len(folder) :]]
         if not labeled and split != "test":
-            raise DataError(
-                f"{path}/{folder} has no class folders",
-                expected="CLASS/IMAGE",
-                got=f"{len(inside)} images in no folder",
-            )
+            message = f"{path}/{folder} has no class folders"
+            raise DataError(message, expected="CLASS/IMAGE", got=f"{len(inside)} images in no folder")
         if labeled:
             names[split] = labeled
     class_names = {

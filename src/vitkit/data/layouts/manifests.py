@@ -5,7 +5,7 @@ import json
 import re
 import stat
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
@@ -13,7 +13,7 @@ import numpy as np
 
 from vitkit.core.errors import DataError
 from vitkit.data.dataset import Dataset
-from vitkit.data.layouts.base import MAX_CLASSES, Labels, make_file_dataset, name_classes, number_class_names
+from vitkit.data.layouts.base import MAX_CLASSES, make_file_dataset, name_classes, number_class_names
 from vitkit.data.layouts.files import list_directory, parse_split, shorten_list
 
 MANIFESTS = ("metadata.csv", "metadata.jsonl", "labels.csv", "labels.jsonl", "manifest.csv", "manifest.jsonl")
@@ -35,23 +35,23 @@ class ManifestRow:
 
 
 def find_manifests(path: Path) -> list[Path]:
-    """Return the manifests of a path: itself, one in the directory, or one in each of its split folders."""
+    """Return the manifests of a path: itself, one in the directory, or one in each of its split folders.
+
+    They are called like a manifest, and their first line mentions file_name.
+    """
     if path.is_file():
         return [path] if path.suffix.lower() in {".csv", ".jsonl"} else []
-    if manifests := list_manifests(path):
-        return manifests
-    folders = [folder for folder in list_directory(path) if folder.is_dir() and parse_split(folder.name)]
-    return [manifest for folder in folders for manifest in list_manifests(folder)]
 
-
-def list_manifests(directory: Path) -> list[Path]:
-    """Return the files directly in a directory that are called like a manifest and mention file_name first."""
-
-    def has_file_names(path: Path) -> bool:
-        with path.open("rb") as file:
+    def has_file_names(manifest: Path) -> bool:
+        with manifest.open("rb") as file:
             return b"file_name" in file.readline(65_536)
 
-    return [path for path in list_directory(directory) if path.name.lower() in MANIFESTS and has_file_names(path)]
+    folders = [folder for folder in list_directory(path) if folder.is_dir() and parse_split(folder.name)]
+    for directories in ([path], folders):
+        candidates = (file for each in directories for file in list_directory(each) if file.name.lower() in MANIFESTS)
+        if manifests := list(filter(has_file_names, candidates)):
+            return manifests
+    return []
 
 
 def open_manifest(path: Path) -> Dataset:
@@ -62,40 +62,45 @@ def open_manifest(path: Path) -> Dataset:
     manifests = find_manifests(path)
     directories = {manifest.parent for manifest in manifests}
     if not manifests or len(directories) < len(manifests):
-        raise DataError(
-            f"{path} has {len(manifests) or 'no'} manifests",
-            expected=f"one of {', '.join(MANIFESTS)}, with {EXAMPLE}",
-            got=shorten_list([manifest.name for manifest in manifests]) or None,
-            hint="give the path of the manifest itself",
-        )
+        expected = f"one of {', '.join(MANIFESTS)}, with {EXAMPLE}"
+        got = shorten_list([manifest.name for manifest in manifests]) or None
+        hint = "give the path of the manifest itself"
+        raise DataError(f"{path} has {len(manifests) or 'no'} manifests", expected=expected, got=got, hint=hint)
     root = path.parent if path.is_file() else path
     rows = [row for manifest in manifests for row in read_rows(manifest, root=root)]
     if not rows:
         raise DataError(f"{manifests[0]} lists no images", expected=EXAMPLE)
     check_rows(rows)
-    check_row_files(rows, root=root)
     by_split: dict[str, list[ManifestRow]] = {}
     for row in sorted(rows, key=lambda row: row.file_name):
         by_split.setdefault(row.split, []).append(row)
-    if rows[0].class_index is None:
-        by_name = {split: [row.label for row in of_split] for split, of_split in by_split.items()}
+    classes = None if rows[0].class_index is None else name_classes_by_index(rows)
+    layout = "CSV manifest" if manifests[0].suffix.lower() == ".csv" else "JSONL manifest"
+    return make_listed_dataset(path, by_split, layout=layout, root=root, classes=classes)
+
+
+def make_listed_dataset(
+    path: Path,
+    rows: Mapping[str, Sequence[ManifestRow]],
+    *,
+    layout: str,
+    root: Path,
+    classes: tuple[str, ...] | None,
+) -> Dataset:
+    """Create the dataset of the rows of each split.
+
+    `classes` are the names by class_index, empty if these are the numbers themselves; None if rows have only labels.
+    """
+    check_row_files([row for of_split in rows.values() for row in of_split], root=root)
+    if classes is None:
+        by_name = {split: [row.label for row in of_split] for split, of_split in rows.items()}
         classes, labels = number_class_names(path, by_name)
     else:
-        classes = name_classes_by_index(rows)
-        labels = {split: get_indices(of_split) for split, of_split in by_split.items()}
-    return make_file_dataset(
-        path,
-        root=root,
-        layout="CSV manifest" if manifests[0].suffix.lower() == ".csv" else "JSONL manifest",
-        classes=classes,
-        labels=labels,
-        names={split: [row.file_name for row in of_split] for split, of_split in by_split.items()},
-    )
-
-
-def get_indices(rows: Sequence[ManifestRow]) -> Labels:
-    """Return class_index of each row."""
-    return np.array([row.class_index for row in rows], dtype=np.int64)
+        indices = {split: [row.class_index for row in of_split] for split, of_split in rows.items()}
+        labels = {split: np.array(of_split, dtype=np.int64) for split, of_split in indices.items()}
+        classes = name_classes(path, labels, classes=classes)
+    names = {split: [row.file_name for row in of_split] for split, of_split in rows.items()}
+    return make_file_dataset(path, root=root, layout=layout, classes=classes, labels=labels, names=names)
 
 
 def name_classes_by_index(rows: Sequence[ManifestRow]) -> tuple[str, ...]:
@@ -155,17 +160,13 @@ def read_csv(manifest: Path) -> Iterator[tuple[int, Values]]:
     """Yield line numbers and values of a CSV file."""
     with manifest.open(encoding="utf-8-sig", newline="") as file:
         reader = csv.DictReader(file, strict=True)
-        columns = [column.strip() for column in reader.fieldnames or ()]
-        reader.fieldnames = columns
+        reader.fieldnames = columns = [column.strip() for column in reader.fieldnames or ()]
         if missing := [column for column in ("file_name", "label") if column not in columns]:
             raise DataError(f"{manifest} lacks the column {missing[0]}", expected=EXAMPLE, got=",".join(columns))
         for values in reader:
             if None in values:
-                raise DataError(
-                    f"{manifest}, line {reader.line_num} has too many values",
-                    expected=len(columns),
-                    hint='put values with a comma in "quotes"',
-                )
+                message = f"{manifest}, line {reader.line_num} has too many values"
+                raise DataError(message, expected=len(columns), hint='put values with a comma in "quotes"')
             yield reader.line_num, {column: value for column, value in values.items() if value is not None}
 
 
@@ -230,11 +231,9 @@ def check_row_files(rows: Sequence[ManifestRow], *, root: Path) -> None:
         if not is_regular:
             raise DataError(f"{row.where}: {row.file_name} is not a file")
     if missing:
-        raise DataError(
-            f"{missing[0].where}: no file {missing[0].file_name}",
-            got=f"{len(missing)} of {len(rows)} files missing: {shorten_list([row.file_name for row in missing])}",
-            hint="file names are relative to the directory of the manifest",
-        )
+        got = f"{len(missing)} of {len(rows)} files missing: {shorten_list([row.file_name for row in missing])}"
+        hint = "file names are relative to the directory of the manifest"
+        raise DataError(f"{missing[0].where}: no file {missing[0].file_name}", got=got, hint=hint)
 
 
 # Tasks of VTAB-1k: images/train800/000000.jpg … and train800.txt with lines of a path and a label
@@ -262,16 +261,7 @@ def open_vtab(path: Path) -> Dataset:
         expected = ", ".join((*VTAB_LISTS.values(), ALL_EXAMPLES))
         raise DataError(f"{path} has no {VTAB_LISTS['train']}", expected=expected)
     rows = {split: read_vtab_list(file) for split, file in lists.items()}
-    for of_split in rows.values():
-        check_row_files(of_split, root=path)
-    labels = {split: get_indices(of_split) for split, of_split in rows.items()}
-    return make_file_dataset(
-        path,
-        layout="VTAB-1k task",
-        classes=name_classes(path, labels),
-        labels=labels,
-        names={split: [row.file_name for row in of_split] for split, of_split in rows.items()},
-    )
+    return make_listed_dataset(path, rows, layout="VTAB-1k task", root=path, classes=())
 
 
 def read_vtab_list(path: Path) -> list[ManifestRow]:

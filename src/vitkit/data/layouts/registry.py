@@ -16,12 +16,10 @@ from vitkit.data.layouts.arrays import find_idx_files, find_npz_files, open_digi
 from vitkit.data.layouts.cifar import find_cifar, open_cifar
 from vitkit.data.layouts.files import find_shards, is_pattern, walk_files
 from vitkit.data.layouts.folders import has_class_folders, has_images, open_folders, open_unlabeled
-from vitkit.data.layouts.imagenet import has_imagenet, open_imagenet
 from vitkit.data.layouts.manifests import find_manifests, has_vtab, open_manifest, open_vtab
-from vitkit.data.layouts.oxford import has_flowers, has_pets, open_flowers, open_pets
 from vitkit.data.layouts.pairs import Pairs, open_pairs, refuse_url
-from vitkit.data.layouts.parquet import open_parquet
-from vitkit.data.layouts.webdataset import open_webdataset
+from vitkit.data.layouts.published import has_flowers, has_imagenet, has_pets, open_flowers, open_imagenet, open_pets
+from vitkit.data.layouts.shards import open_parquet, open_webdataset
 
 
 @dataclass(frozen=True)
@@ -116,22 +114,17 @@ def detect_layout(path: Path) -> str:
     if matches and LAYOUTS[matches[0]].is_one_file and has_class_folders(path):
         matches.append("folders")
     if len(matches) > 1:
-        raise DataError(
-            f"{path} matches {len(matches)} layouts: {', '.join(matches)}",
-            got="; ".join(f"{name}: {LAYOUTS[name].example}" for name in matches),
-            hint=f"set the layout, for example {matches[0]}, or give the path of the file or folder itself",
-        )
+        got = "; ".join(f"{name}: {LAYOUTS[name].example}" for name in matches)
+        hint = f"set the layout, for example {matches[0]}, or give the path of the file or folder itself"
+        raise DataError(f"{path} matches {len(matches)} layouts: {', '.join(matches)}", got=got, hint=hint)
     if matches:
         return matches[0]
     for name, layout in LAYOUTS.items():
         if layout.is_fallback and layout.detect(path):
             return name
-    raise DataError(
-        f"{path} has no layout that vitkit knows",
-        expected="CLASS/IMAGE, train/CLASS/IMAGE, a manifest, shards or a published dataset",
-        got=describe_contents(path),
-        hint="use one directory per class",
-    )
+    message = f"{path} has no layout that vitkit knows"
+    expected = "CLASS/IMAGE, train/CLASS/IMAGE, a manifest, shards or a published dataset"
+    raise DataError(message, expected=expected, got=describe_contents(path), hint="use one directory per class")
 
 
 def describe_contents(path: Path) -> str:

@@ -1,20 +1,133 @@
-"""Parquet shards as on the Hugging Face hub, read by row group."""
+"""Shards: WebDataset tars with key.jpg next to key.cls or key.json, and parquet files as on the Hugging Face hub.
+
+Tars are read in place, parquet files by row group.
+"""
 
 import json
+import re
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 
 from vitkit.core.errors import DataError, MissingDependencyError
 from vitkit.data.dataset import UNLABELED, Dataset, StoredImage
-from vitkit.data.layouts.base import NamedSource, make_dataset, number_labels, number_names
-from vitkit.data.layouts.files import MAX_TEXT, check_expansion, find_base_directory, group_shards, shorten_list
+from vitkit.data.layouts.base import (
+    ArchiveSource,
+    Labels,
+    NamedSource,
+    make_dataset,
+    number_labels,
+    number_names,
+    stack_slices,
+)
+from vitkit.data.layouts.files import (
+    IMAGE_SUFFIXES,
+    MAX_TEXT,
+    TarMember,
+    check_expansion,
+    find_base_directory,
+    group_shards,
+    list_images,
+    list_members,
+    read_class_names,
+    read_text,
+    shorten_list,
+)
+
+LABEL_KEYS = ("label", "cls", "class")
+
+
+@dataclass
+class ShardContents:
+    """Images and labels of one split, collected shard by shard."""
+
+    archives: list[Path] = field(default_factory=list)
+    slices: list[tuple[int, int, int]] = field(default_factory=list)
+    names: list[str] = field(default_factory=list)
+    labels: list[str | int | None] = field(default_factory=list)
+
+    def make_source(self, layout: str, classes: tuple[str, ...], labels: Labels) -> ArchiveSource:
+        """Create the source of the images."""
+        slices = stack_slices(self.slices)
+        return ArchiveSource(self.archives, slices, layout=layout, classes=classes, labels=labels, names=self.names)
+
+
+def open_webdataset(path: Path) -> Dataset:
+    """Open the images of tar shards. Names of shards tell train, val and test.
+
+    Labels are numbers or class names. Numbers get their names from the lines of classes.txt next to the shards.
+    """
+    base = find_base_directory(path)
+    contents: dict[str, ShardContents] = {}
+    for split, archives in group_shards(path, suffix=".tar").items():
+        contents[split] = ShardContents(archives)
+        for number in range(len(archives)):
+            read_archive(contents[split], number, base=base)
+    values = {split: shards.labels for split, shards in contents.items()}
+    classes, labels = number_labels(path, values, classes=read_class_names(base))
+    layout = "WebDataset tars" if classes else "WebDataset tars without labels"
+    return make_dataset(
+        path, {split: shards.make_source(layout, classes, labels[split]) for split, shards in contents.items()}
+    )
+
+
+def open_tar_images(archives: Mapping[str, Path]) -> ArchiveSource:
+    """Open every image of tars, given by name, without labels."""
+    shards = ShardContents(list(archives.values()))
+    for number, (name, archive) in enumerate(archives.items()):
+        # A tar may contain a name twice; the later file replaces the earlier one, as when it is unpacked.
+        for image in {image.name: image for image in list_images(archive)}.values():
+            shards.slices.append((number, image.offset, image.size))
+            shards.names.append(f"{name}/{image.name}")
+    return shards.make_source("images in tars", (), np.full(len(shards.names), UNLABELED))
+
+
+def read_archive(shards: ShardContents, number: int, *, base: Path) -> None:
+    """Add the images and labels of one tar."""
+    archive = shards.archives[number]
+    images: dict[str, TarMember] = {}
+    labels: dict[str, TarMember] = {}
+    for member in list_members(archive):
+        folder, slash, file_name = member.name.rpartition("/")
+        stem, _, suffix = file_name.partition(".")
+        key, suffix = folder + slash + stem, suffix.lower()
+        if f".{suffix}" in IMAGE_SUFFIXES:
+            if key in images:
+                raise DataError(f"{archive} has two images for {key}: {images[key].name}, {member.name}")
+            images[key] = member
+        elif suffix == "cls" or (suffix == "json" and key not in labels):
+            labels[key] = member
+    shard = archive.relative_to(base).as_posix()
+    with archive.open("rb") as file:
+        for key, image in images.items():
+            shards.slices.append((number, image.offset, image.size))
+            shards.names.append(f"{shard}/{image.name}")
+            shards.labels.append(read_label(file, labels[key], archive=archive) if key in labels else None)
+
+
+def read_label(file: IO[bytes], member: TarMember, *, archive: Path) -> str | int | None:
+    """Return the label in a .cls or .json file; None if the JSON has none."""
+    text, where = read_text(file, member, where=str(archive)), f"{archive}: {member.name}"
+    value: object = text.strip()
+    if member.name.lower().endswith(".json"):
+        try:
+            record = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise DataError(f"{where} is not JSON: {error}") from error
+        record = record if isinstance(record, dict) else {"label": record}
+        value = next((record[key] for key in LABEL_KEYS if record.get(key) is not None), None)
+    if isinstance(value, str):
+        value = int(value) if re.fullmatch(r"[0-9]{1,9}", value) else value or None
+    if isinstance(value, bool) or not isinstance(value, str | int | None):
+        raise DataError(f"{where} has no label", expected="a number or a class name", got=repr(value)[:80])
+    return value
+
 
 IMAGE_COLUMNS = ("image", "img", "jpg", "png")
 LABEL_COLUMNS = ("label", "labels", "fine_label", "class", "cls")
@@ -118,18 +231,10 @@ def open_parquet(path: Path) -> Dataset:
     for split in [split for split, labels in values.items() if split != "train" and set(labels) == {-1}]:
         del values[split], groups[split]  # on the hub, -1 marks a test split with secret labels
     classes, numbers = number_labels(path, values, classes=columns.classes)
-    splits = {
-        split: ParquetSource(
-            by_split[split],
-            groups[split],
-            columns.image,
-            layout="parquet shards" if classes else "parquet shards without labels",
-            classes=classes,
-            labels=numbers[split],
-            names=name_rows([shard.relative_to(base).as_posix() for shard in by_split[split]], groups[split]),
-        )
-        for split in values
-    }
+    splits = {}
+    for split in values:
+        by_name = {shard.relative_to(base).as_posix(): shard for shard in by_split[split]}
+        splits[split] = make_source(by_name, groups[split], columns.image, classes=classes, labels=numbers[split])
     return make_dataset(path, splits)
 
 
@@ -140,39 +245,32 @@ def open_parquet_images(shards: Mapping[str, Path]) -> ParquetSource:
         with open_shard(shard) as file:
             columns = Columns(image=find_columns(file.schema_arrow, shard=shard).image, label=None, classes=())
             if column and columns.image != column:
-                raise DataError(
-                    f"{shard} has its images in another column than the files before it",
-                    expected=column,
-                    got=columns.image,
-                    hint="run the command once per file",
-                )
+                message = f"{shard} has its images in another column than the files before it"
+                raise DataError(message, expected=column, got=columns.image, hint="run the command once per file")
             column = columns.image
             groups.append(count_group_rows(file.metadata, columns, shard=shard))
+    return make_source(shards, groups, column, classes=(), labels=np.full(sum(map(sum, groups)), UNLABELED))
+
+
+def make_source(
+    shards: Mapping[str, Path], groups: list[list[int]], column: str, *, classes: tuple[str, ...], labels: Labels
+) -> ParquetSource:
+    """Create the source of shards, given by name. Rows are named by shard and number."""
+    layout = "parquet shards" if classes else "parquet shards without labels"
+    rows = zip(shards, map(sum, groups), strict=True)
+    names = [name for shard, count in rows for name in number_names(shard, count)]
     return ParquetSource(
-        list(shards.values()),
-        groups,
-        column,
-        layout="parquet shards without labels",
-        classes=(),
-        labels=np.full(sum(map(sum, groups)), UNLABELED),
-        names=name_rows(list(shards), groups),
+        list(shards.values()), groups, column, layout=layout, classes=classes, labels=labels, names=names
     )
-
-
-def name_rows(shards: list[str], groups: list[list[int]]) -> list[str]:
-    """Return the names of all rows: shard and row number."""
-    return [name for shard, rows in zip(shards, groups, strict=True) for name in number_names(shard, sum(rows))]
 
 
 def has_image_column(shard: Path) -> bool:
     """Return whether a parquet file has a column of images. Files of predictions, for example, have none."""
     with open_shard(shard) as file:
         schema = file.schema_arrow
-    try:
-        find_columns(schema, shard=shard)
-    except DataError:
-        return False
-    return True
+    with suppress(DataError):
+        return bool(find_columns(schema, shard=shard))
+    return False
 
 
 @contextmanager
@@ -251,8 +349,6 @@ def parse_features(metadata: bytes) -> dict[str, dict[str, object]]:
     """Return the features in the hub's metadata; none if they are damaged or missing."""
     try:
         features = json.loads(metadata)["info"]["features"]
-    except (ValueError, KeyError, TypeError, RecursionError):
+        return {str(name): feature for name, feature in features.items() if isinstance(feature, dict)}
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return {}
-    if not isinstance(features, dict):
-        return {}
-    return {str(name): feature for name, feature in features.items() if isinstance(feature, dict)}

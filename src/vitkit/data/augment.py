@@ -150,8 +150,6 @@ def _erase(pixels: NDArray[np.uint8], rng: np.random.Generator) -> None:
             return
 
 
-# RandAugment
-
 Operation = Callable[[Image.Image, int, np.random.Generator], Image.Image]
 _GRAY = 128
 _REFERENCE_SIZE = 224

@@ -144,9 +144,6 @@ def check_pixels(pixels: NDArray[np.uint8], *, channels: int = 3, limits: Decode
         raise DataError("wrong number of channels", expected=channels, got=actual)
 
 
-# Arrays and Pillow images
-
-
 def _count_channels(pixels: NDArray[np.uint8]) -> int:
     if pixels.dtype != np.uint8 or pixels.ndim not in (2, 3):
         got = f"{'×'.join(map(str, pixels.shape))} of {pixels.dtype}"
@@ -173,9 +170,6 @@ def pillow_to_array(image: Image.Image, *, channels: int) -> NDArray[np.uint8]:
     if channels in (1, 3) and upright.mode not in ("L", "RGB"):
         upright = upright.convert("L" if upright.mode in ("1", "LA") else "RGB")
     return np.asarray(upright)
-
-
-# Files
 
 
 @contextlib.contextmanager

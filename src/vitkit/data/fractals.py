@@ -198,9 +198,6 @@ def _make_words(map_masses: NDArray[np.float64], size: int) -> _Words:
     )
 
 
-# Instances
-
-
 def _perturb(maps: NDArray[np.float64], rng: Generator) -> NDArray[np.float64]:
     """Scale one of the six parameters in all maps, as in FractalDB, and all parameters of one map."""
     maps = maps.copy()
@@ -212,9 +209,6 @@ def _perturb(maps: NDArray[np.float64], rng: Generator) -> NDArray[np.float64]:
     largest = np.sqrt((squares + np.sqrt(np.maximum(squares**2 - 4 * areas**2, 0))) / 2)  # largest singular value
     maps[:, :2, :2] *= np.minimum(1, _MAX_SINGULAR_VALUE / largest)[:, None, None]
     return maps
-
-
-# Images
 
 
 def _draw(

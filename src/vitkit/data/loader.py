@@ -55,9 +55,6 @@ class LoadFailure(NamedTuple):
     reason: str
 
 
-# Samplers
-
-
 class SamplerState(NamedTuple):
     """Position in the endless stream of epochs: the whole state of a loader."""
 
@@ -148,9 +145,6 @@ class SequentialBatchSampler:
             yield [(0, index) for index in range(start, min(start + self.batch_size, self.size))]
 
 
-# Datasets, indexed by whole batches
-
-
 class EvaluationDataset(TorchDataset[ImageBatch | LoadFailure]):
     """Batches preprocessed as for evaluation."""
 
@@ -232,9 +226,6 @@ def find_draft_size(preprocessing: Preprocessing, augment: AugmentConfig) -> tup
     smallest = math.sqrt(augment.crop_area[0] * narrow) if augment.crop == "inception" else 1.0
     height, width = pair(preprocessing.image_size)
     return math.ceil(height / smallest), math.ceil(width / smallest)
-
-
-# Loaders
 
 
 class BatchLoader(Iterator[ImageBatch]):

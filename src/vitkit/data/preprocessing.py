@@ -294,9 +294,6 @@ def check_channels(image: DecodedImage, *, channels: int) -> None:
         raise InputError("wrong number of channels in the image", expected=channels, got=actual)
 
 
-# Resizing and cropping of decoded images
-
-
 def crop_resize(
     image: DecodedImage,
     *,

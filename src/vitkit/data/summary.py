@@ -204,9 +204,6 @@ def _get_range(numbers: Sequence[int]) -> SizeRange | None:
     return SizeRange(min(numbers), int(statistics.median(numbers)), max(numbers)) if numbers else None
 
 
-# Warnings
-
-
 def _warn_about_classes(classes: Sequence[str], split_counts: Mapping[str, Sequence[int]]) -> list[str]:
     """Warn about small and uneven classes of the training split, and about classes that other splits lack."""
     if not classes:
@@ -337,8 +334,6 @@ def _draw_thumbnail(
     thumbnail = ImageOps.contain(image, (_SIDE, _SIDE), kernel)
     sheet.paste(thumbnail, (left + (_SIDE - thumbnail.width) // 2, top + (_SIDE - thumbnail.height) // 2))
 
-
-# Text
 
 _Font = ImageFont.FreeTypeFont | ImageFont.ImageFont
 

@@ -193,9 +193,6 @@ def _process_chunk(start: int) -> list[object]:
     return [function(source, index) for index in range(start, min(start + _CHUNK_SIZE, len(source)))]
 
 
-# List of bad files
-
-
 def write_bad_files(path: Path | str, bad: Sequence[BadFile]) -> None:
     """Write a CSV file with the columns file and reason."""
     write_csv(path, [{"file": file.name, "reason": file.reason} for file in bad], ["file", "reason"])

@@ -8,7 +8,7 @@ import torch
 from numpy.typing import NDArray
 from torch.nn import functional
 
-from vitkit.core.shapes import Bool, Float, Int, Tensor
+from vitkit.core.shapes import Bool, Tensor
 from vitkit.data.dataset import UNLABELED
 from vitkit.data_quality.near_duplicates import (
     MIN_DESCRIPTORS,
@@ -87,7 +87,22 @@ def find_label_issues(
             partners = torch.from_numpy(columns).gather(1, selected)
             votes = torch.from_numpy(labels[voting_split])[partners]
             fractions = torch.zeros(len(votes), num_classes).scatter_add_(1, votes, weights)
-            issues += _select_issues(name, rows, labels[name][rows], fractions, partners, weights, min_score=min_score)
+            given_labels = labels[name][rows]
+            own = torch.from_numpy(given_labels).clamp(min=0)[:, None]
+            given = fractions.gather(1, own)[:, 0]
+            best, suggested = fractions.scatter(1, own, -1.0).max(dim=1)
+            is_issue = torch.from_numpy(given_labels != UNLABELED) & (best > 0) & (best - given >= min_score)
+            issues += [
+                LabelIssue(
+                    image=ImageRef(split=name, index=int(rows[row])),
+                    given_label=int(given_labels[row]),
+                    suggested_label=int(suggested[row]),
+                    given_fraction=float(given[row]),
+                    suggested_fraction=float(best[row]),
+                    neighbors=tuple(partners[row][weights[row] > 0][:REPORTED_NEIGHBORS].tolist()),
+                )
+                for row in torch.nonzero(is_issue)[:, 0].tolist()
+            ]
             progress(len(rows))
     if probability:
         probabilities = target_probabilities(splits, labels, num_classes=num_classes, voting_split=voting_split)
@@ -111,33 +126,6 @@ def _find_copies(
     copies = np.zeros(columns.shape, dtype=np.bool_)
     copies[row, neighbor] = is_near_duplicate(pixels, reference[index])
     return torch.from_numpy(copies)
-
-
-def _select_issues(
-    split: str,
-    rows: NDArray[np.int64],
-    given_labels: NDArray[np.int64],
-    fractions: Float[Tensor, "R Y"],
-    partners: Int[Tensor, "R v"],
-    weights: Float[Tensor, "R v"],
-    *,
-    min_score: float,
-) -> list[LabelIssue]:
-    labeled = torch.from_numpy(given_labels != UNLABELED)
-    own = torch.from_numpy(given_labels).clamp(min=0)[:, None]
-    given_fraction = fractions.gather(1, own)[:, 0]
-    best, suggested = fractions.scatter(1, own, -1.0).max(dim=1)
-    return [
-        LabelIssue(
-            image=ImageRef(split=split, index=int(rows[row])),
-            given_label=int(given_labels[row]),
-            suggested_label=int(suggested[row]),
-            given_fraction=float(given_fraction[row]),
-            suggested_fraction=float(best[row]),
-            neighbors=tuple(partners[row][weights[row] > 0][:REPORTED_NEIGHBORS].tolist()),
-        )
-        for row in torch.nonzero(labeled & (best > 0) & (best - given_fraction >= min_score))[:, 0].tolist()
-    ]
 
 
 def target_probabilities(

@@ -52,9 +52,6 @@ Floats = NDArray[np.float32]
 Indices = NDArray[np.int64]
 
 
-# Thumbnails
-
-
 def make_thumbnails(
     source: ImageSource, *, workers: int = 0, progress: Callable[[int], None] = lambda images: None
 ) -> Thumbnails:
@@ -149,9 +146,6 @@ def _correlate(left: Float[Tensor, "N h w"], right: Float[Tensor, "N h w"]) -> F
     one, other = (images - images.mean(dim=(1, 2), keepdim=True) for images in (left, right))
     norm = (one.square().sum(dim=(1, 2)) * other.square().sum(dim=(1, 2))).sqrt()
     return (one * other).sum(dim=(1, 2)) / norm.clamp(min=1e-6)
-
-
-# Near-duplicates
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

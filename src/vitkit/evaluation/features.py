@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import BinaryIO, Literal, NamedTuple
 
@@ -25,7 +26,7 @@ from vitkit.core.files import file_lock, write_text
 from vitkit.core.shapes import Float, Int, Tensor
 from vitkit.core.sizes import pair
 from vitkit.data.dataset import ImageSource, Subset, fingerprint_contents
-from vitkit.data.loader import CPU, make_evaluation_loader
+from vitkit.data.loader import CPU, BatchLoader, make_evaluation_loader
 from vitkit.data.preprocessing import Preprocessing
 from vitkit.weights.bundle import ModelBundle
 
@@ -50,6 +51,7 @@ class LabeledFeatures:
         return LabeledFeatures(features=self.features[indices], targets=self.targets[indices])
 
 
+@torch.no_grad()
 def compute_features(
     bundle: ModelBundle,
     source: ImageSource,
@@ -64,28 +66,28 @@ def compute_features(
     """Return the features of every image, N × F, read-only; compute only those that are not in the cache."""
     if len(source) == 0:
         raise DataError("there are no images to compute features of", hint="choose a dataset or split that has images")
-    preprocessing = preprocessing or bundle.preprocessing
+    chosen = preprocessing or bundle.preprocessing
     if directory is None:
         with explain_io_errors(cache_root()):
             directory = create_cache_dir("features")
     directory.mkdir(parents=True, exist_ok=True)
-    content = f"{bundle.checksum()} {to_mapping(preprocessing)} {fingerprint_contents(source)}"
+    content = f"{bundle.checksum()} {to_mapping(chosen)} {fingerprint_contents(source)}"
     path = directory / f"{hashlib.sha256(content.encode()).hexdigest()}.npy"
     with file_lock(path):
         if path.exists():
             mark_used(path)
             progress(len(source))
         else:
-            _fill_cache(
-                path,
-                bundle,
-                source,
-                preprocessing=preprocessing,
-                batch_size=batch_size,
-                workers=workers,
-                device=device,
-                progress=progress,
+            model = bundle.build_model().to(device).eval()
+            width = model.features(torch.zeros(1, chosen.channels, *pair(chosen.image_size), device=device)).shape[1]
+            load = partial(
+                make_evaluation_loader, preprocessing=chosen, batch_size=batch_size, workers=workers, device=device
             )
+
+            def extract(pixels: Tensor) -> NDArray[np.float32]:
+                return model.features(chosen.normalize(pixels.to(device))).float().cpu().numpy()
+
+            _fill_cache(path, source, load, extract, width=width, progress=progress)
             trim_cache(keep=path)
     features: NDArray[np.float32] = np.load(path, mmap_mode="r", allow_pickle=False)
     if len(features) != len(source):
@@ -94,51 +96,38 @@ def compute_features(
     return features
 
 
-@torch.no_grad()
 def _fill_cache(
     path: Path,
-    bundle: ModelBundle,
     source: ImageSource,
+    load: Callable[[ImageSource], BatchLoader],
+    extract: Callable[[Tensor], NDArray[np.float32]],
     *,
-    preprocessing: Preprocessing,
-    batch_size: int,
-    workers: int,
-    device: torch.device,
+    width: int,
     progress: Callable[[int], None],
 ) -> None:
     """Compute a cache file, in a partial file that is renamed when it is complete; `record` counts its rows."""
-    partial, record = path.with_suffix(".partial.npy"), path.with_suffix(".json")
+    unfinished, record = path.with_suffix(".partial.npy"), path.with_suffix(".json")
     rows = 0
     with suppress(OSError, ValueError, KeyError, TypeError):
         done = json.loads(record.read_bytes())["done"]
-        rows = done if partial.exists() and isinstance(done, int) else 0
-    model = bundle.build_model().to(device).eval()
-    blank = torch.zeros(1, preprocessing.channels, *pair(preprocessing.image_size), device=device)
-    width = model.features(blank).shape[1]
+        rows = done if unfinished.exists() and isinstance(done, int) else 0
     progress(rows)
-    loader = make_evaluation_loader(
-        Subset(source, range(rows, len(source))),
-        preprocessing=preprocessing,
-        batch_size=batch_size,
-        workers=workers,
-        device=device,
-    )
-    with explain_io_errors(partial), partial.open("r+b" if rows else "w+b") as file, loader as batches:
+    batches = load(Subset(source, range(rows, len(source))))
+    with explain_io_errors(unfinished), unfinished.open("r+b" if rows else "w+b") as file, batches:
         dtype = np.dtype(np.float32)
         header = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": (len(source), width)}
         np.lib.format.write_array_header_1_0(file, header)
         file.seek(rows * width * dtype.itemsize, os.SEEK_CUR)
         file.truncate()
         for count, batch in enumerate(batches, start=1):
-            images = preprocessing.normalize(batch.pixels.to(device))
-            file.write(model.features(images).float().cpu().numpy().tobytes())
-            rows += len(images)
-            progress(len(images))
+            file.write(extract(batch.pixels).tobytes())
+            rows += len(batch.pixels)
+            progress(len(batch.pixels))
             if count % SAVE_EVERY == 0:
                 _sync(file)
                 write_text(record, json.dumps({"done": rows}))
         _sync(file)
-    partial.replace(path)
+    unfinished.replace(path)
     record.unlink(missing_ok=True)
 
 

@@ -266,9 +266,6 @@ def temperature_scaled(head: LinearHead, logits: Float[Tensor, "N Y"], targets: 
     return LinearHead(weight=head.weight * factor, bias=head.bias * factor)
 
 
-# Classifiers
-
-
 def predict_classes(
     method: Method, sample: LabeledFeatures, features: Float[Tensor, "N F"], *, num_classes: int, l2: float = L2
 ) -> Int[Tensor, "N"]:
@@ -313,9 +310,6 @@ def fit_logistic_head(sample: LabeledFeatures, *, num_classes: int, decay: float
         optimizer.step(loss)
     scaled = weight.detach() / deviation
     return LinearHead(weight=scaled, bias=bias.detach() - scaled @ mean)
-
-
-# Models with a few-shot head
 
 
 def fit_head(train: LabeledFeatures, *, num_classes: int, shots: int) -> LinearHead:

@@ -94,9 +94,6 @@ class LabelMap:
         return {"name": self.name, "classes": classes, "logits": self.logits, "left_out": self.unmapped_classes}
 
 
-# ImageNet classes
-
-
 @cache
 def imagenet_wnids() -> tuple[str, ...]:
     """Return the WordNet ids of the 1,000 ImageNet classes in their usual order."""
@@ -137,9 +134,6 @@ def imagenet_index(name: str, *, names: NameKind = "either") -> int | None:
     if names != "wnids" and NUMBER.fullmatch(name) and int(name) < len(wnids):
         return int(name)
     return wnids.index(name) if names != "numbers" and name in wnids else None
-
-
-# Sources of label maps
 
 
 def published_label_map(name: str, *, classes: Sequence[str], labels: Sequence[str]) -> LabelMap:
@@ -240,9 +234,6 @@ def resolve_class(value: int | str, *, labels: Sequence[str], wnids: NDArray[np.
     if position is not None and wnids is not None and wnids[position] >= 0:
         return int(wnids[position])
     raise DataError(f"{path} has a class that the model lacks", expected=shorten_list(list(labels)), got=value)
-
-
-# Evaluation
 
 
 def evaluate_mapped(labeled: LabeledLogits, label_map: LabelMap, *, seed: int = 0) -> EvaluationResult:

@@ -67,9 +67,6 @@ def forward_batch(
         return model(images).float()
 
 
-# Distributed evaluation
-
-
 @dataclass
 class MetricSums:
     """Sums of the loss and of correct predictions over images, ready to be added up across ranks."""

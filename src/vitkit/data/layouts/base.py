@@ -102,9 +102,6 @@ class ArraySource(NamedSource):
         return self.images[index]
 
 
-# Datasets
-
-
 def make_dataset(path: Path | str, splits: Mapping[str, ImageSource]) -> Dataset:
     """Create a dataset after checking that no split is empty and that there are two classes or more."""
     for split, source in splits.items():
@@ -168,9 +165,6 @@ def check_files(root: Path, names: Sequence[str], *, where: str) -> None:
     if missing := [name for name in names if not (root / name).is_file()]:
         got = f"{len(missing)} of {len(names)} files missing"
         raise DataError(f"{where} lacks {shorten_list(missing)}", got=got, hint="unpack the images again")
-
-
-# Classes and labels
 
 
 def number_class_names(

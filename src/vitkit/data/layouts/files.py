@@ -126,9 +126,6 @@ def check_expansion(size: int, *, compressed: int, where: str) -> None:
         raise DataError(f"{where} decompresses to far more than images do", expected=f"at most {limit:,} bytes")
 
 
-# Shards
-
-
 def is_pattern(path: Path) -> bool:
     """Return whether a path is a brace pattern, and not a file or directory with braces in its name."""
     return bool(re.search(r"\{[^{}]*(\.\.|,)[^{}]*\}", str(path))) and not path.exists()
@@ -193,9 +190,6 @@ def group_shards(path: Path, *, suffix: str) -> dict[str, list[Path]]:
         hint = "begin each name with train-, val- or test-"
         raise DataError(f"only some {suffix} files of {path} name their split, but not {names}", hint=hint)
     return by_split
-
-
-# Members of tar archives
 
 
 class TarMember(NamedTuple):

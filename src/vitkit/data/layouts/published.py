@@ -139,9 +139,6 @@ def _make_tar_source(archive: Path, members: list[TarMember], names: list[str]) 
     return ArchiveSource([archive], slices, layout="ImageNet tars", classes=(), labels=NO_LABELS, names=names)
 
 
-# Labels of the validation images
-
-
 def _read_validation_synsets(root: Path, names: Sequence[str], train_synsets: list[str]) -> list[str]:
     """Return the synset of each validation image from the first list that exists, by name or by number."""
     if path := _find_list(root, *NAMED_LISTS):

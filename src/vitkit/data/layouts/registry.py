@@ -104,7 +104,10 @@ def open_dataset(
     refuse_url(data)
     path = Path(os.path.expanduser(data))  # noqa: PTH111 - Path.expanduser would make "./digits" "digits"
     if not path.exists() and not is_pattern(path):
-        raise DataError(f"{path} does not exist", hint=suggest_path(path))
+        parent = path.absolute().parent
+        siblings = [entry.name for entry in parent.iterdir()] if parent.is_dir() else []
+        otherwise = "give a folder of images, or digits or fractals, which are part of vitkit"
+        raise DataError(f"{path} does not exist", hint=did_you_mean(path.name, [*siblings, *EMBEDDED]) or otherwise)
     return LAYOUTS[layout or detect_layout(path)].open(path)
 
 
@@ -136,11 +139,3 @@ def describe_contents(path: Path) -> str:
     if not suffixes:
         return "an empty directory"
     return "files: " + ", ".join(f"{count} {suffix}" for suffix, count in suffixes.most_common(5))
-
-
-def suggest_path(path: Path) -> str:
-    """Return a hint with the most similar name in the same directory."""
-    parent = path.absolute().parent
-    siblings = [entry.name for entry in parent.iterdir()] if parent.is_dir() else []
-    suggestion = did_you_mean(path.name, [*siblings, *EMBEDDED])
-    return suggestion or "give a folder of images, or digits or fractals, which are part of vitkit"

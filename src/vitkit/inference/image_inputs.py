@@ -18,9 +18,8 @@ from vitkit.data.decode_limits import DEFAULT_LIMITS
 from vitkit.data.layouts.base import NamedSource
 from vitkit.data.layouts.files import find_shards, is_image, is_pattern, walk_files
 from vitkit.data.layouts.pairs import refuse_url, store_image
-from vitkit.data.layouts.shards import has_image_column, open_parquet_images
 from vitkit.data.layouts.registry import open_dataset
-from vitkit.data.layouts.shards import open_tar_images
+from vitkit.data.layouts.shards import has_image_column, open_parquet_images, open_tar_images
 from vitkit.typing import DataSource
 
 TAR, PARQUET = ".tar", ".parquet"

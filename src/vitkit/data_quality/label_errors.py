@@ -89,15 +89,15 @@ def find_label_issues(
             fractions = torch.zeros(len(votes), num_classes).scatter_add_(1, votes, weights)
             given_labels = labels[name][rows]
             own = torch.from_numpy(given_labels).clamp(min=0)[:, None]
-            given = fractions.gather(1, own)[:, 0]
+            given_fraction = fractions.gather(1, own)[:, 0]
             best, suggested = fractions.scatter(1, own, -1.0).max(dim=1)
-            is_issue = torch.from_numpy(given_labels != UNLABELED) & (best > 0) & (best - given >= min_score)
+            is_issue = torch.from_numpy(given_labels != UNLABELED) & (best > 0) & (best - given_fraction >= min_score)
             issues += [
                 LabelIssue(
                     image=ImageRef(split=name, index=int(rows[row])),
                     given_label=int(given_labels[row]),
                     suggested_label=int(suggested[row]),
-                    given_fraction=float(given[row]),
+                    given_fraction=float(given_fraction[row]),
                     suggested_fraction=float(best[row]),
                     neighbors=tuple(partners[row][weights[row] > 0][:REPORTED_NEIGHBORS].tolist()),
                 )

@@ -12,7 +12,9 @@ from vitkit.core.lazy import lazy_attributes
 
 if TYPE_CHECKING:
     from vitkit.api.prediction import predict
+    from vitkit.api.run import Run
     from vitkit.api.system import cache_info, clear_cache, doctor
+    from vitkit.api.training import demo, finetune, recipe, suite, train
     from vitkit.core.errors import VitkitError, VitkitWarning
     from vitkit.core.signals import Interrupted
     from vitkit.core.version import __version__
@@ -35,6 +37,7 @@ __all__ = [
     "Interrupted",
     "Predictor",
     "Preprocessing",
+    "Run",
     "RunConfig",
     "ViT",
     "ViTConfig",
@@ -44,11 +47,16 @@ __all__ = [
     "cache_info",
     "clear_cache",
     "create",
+    "demo",
     "doctor",
+    "finetune",
     "list_models",
     "load",
     "predict",
+    "recipe",
     "save",
+    "suite",
+    "train",
 ]
 
 # `import vitkit` imports no torch: each name is imported from its home when it is first used.
@@ -60,6 +68,7 @@ _HOMES = {
     "Interrupted": "vitkit.core.signals",
     "Predictor": "vitkit.inference.predictor",
     "Preprocessing": "vitkit.data.preprocessing",
+    "Run": "vitkit.api.run",
     "RunConfig": "vitkit.training.config",
     "ViT": "vitkit.model.vit",
     "ViTConfig": "vitkit.model.config",
@@ -69,11 +78,16 @@ _HOMES = {
     "cache_info": "vitkit.api.system",
     "clear_cache": "vitkit.api.system",
     "create": "vitkit.zoo.registry",
+    "demo": "vitkit.api.training",
     "doctor": "vitkit.api.system",
+    "finetune": "vitkit.api.training",
     "list_models": "vitkit.zoo.registry",
     "load": "vitkit.weights.load",
     "predict": "vitkit.api.prediction",
+    "recipe": "vitkit.api.training",
     "save": "vitkit.weights.load",
+    "suite": "vitkit.api.training",
+    "train": "vitkit.api.training",
 }
 
 _HINTS = {

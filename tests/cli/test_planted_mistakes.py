@@ -309,7 +309,7 @@ def test_directory_of_another_run(directory, shell):
     assert shell.train("photos", "mine").code == 0
     before = tree(directory)
     result = shell.train("photos", "mine", lr=0.5)
-    one_message(result, names="mine holds a run with another schedule.lr (expected 0.001, got 0.5)", cure="--out")
+    one_message(result, names="mine holds a run with schedule.lr=0.001, not 0.5", cure="another out")
     assert tree(directory) == before
 
 

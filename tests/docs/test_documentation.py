@@ -18,11 +18,11 @@ import torch
 from PIL import Image
 
 import vitkit
-import vitkit.recipes.train
 import vitkit.training.run
+from vitkit.api.training import plan_finetuning, plan_training
 from vitkit.cli import finetune, train
 from vitkit.cli.main import COMMANDS, main
-from vitkit.core.config import apply_overrides
+from vitkit.core.config import apply_overrides, parse_assignments
 from vitkit.core.errors import VitkitError
 from vitkit.core.signals import EXIT_INTERRUPTED
 from vitkit.data.config import AugmentConfig, FractalConfig, augreg_config
@@ -42,7 +42,6 @@ from vitkit.model.config import (
 from vitkit.model.positions import KERNELS
 from vitkit.model.pretraining_config import MAEConfig, MaskedConfig
 from vitkit.objectives.config import DistillationConfig, FeatureDistillationConfig
-from vitkit.recipes.train import resolve_finetune_config, resolve_train_config
 from vitkit.training.config import (
     CheckpointConfig,
     DataConfig,
@@ -192,10 +191,17 @@ def resolve_run(arguments: Sequence[str]) -> RunConfig:
     command = {"train": train, "finetune": finetune}[name]
     params = command.command.make_context(name, list(rest)).params
     if name == "train":
-        return resolve_train_config(params["data"], params["settings"], init=params["init"])
-    return resolve_finetune_config(
-        params["model"], params["data"], recipe=params["recipe"], settings=params["settings"]
-    )
+        plan = plan_training(
+            params["data"],
+            init=params["init"],
+            recipe=params["recipe"],
+            settings=parse_assignments(params["settings"]),
+        )
+    else:
+        plan = plan_finetuning(
+            params["model"], params["data"], recipe=params["recipe"], settings=parse_assignments(params["settings"])
+        )
+    return plan.configure(Path("out"))
 
 
 def can_run(config: RunConfig) -> bool:
@@ -227,8 +233,7 @@ def one_step(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     def run_one_step(config: RunConfig, *arguments: Any, **options: Any) -> vitkit.training.run.RunResult:
         return run(apply_overrides(config, short + few), *arguments, **options)
 
-    for module in (vitkit.training.run, vitkit.training.run, vitkit.recipes.train):
-        monkeypatch.setattr(module, "run_training", run_one_step)
+    monkeypatch.setattr(vitkit.training.run, "run_training", run_one_step)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

@@ -2,6 +2,7 @@
 
 import pytest
 
+from vitkit.api.training import plan_training
 from vitkit.core.config import load_toml, parse_assignments
 from vitkit.core.errors import UnknownNameError
 from vitkit.core.sizes import pair
@@ -11,7 +12,6 @@ from vitkit.model.vit import ViT
 from vitkit.recipes import distillation, paper, self_supervised
 from vitkit.recipes.recipe import Recipe
 from vitkit.recipes.registry import RECIPES, find_recipe, match_recipes
-from vitkit.recipes.train import resolve_train_config
 from vitkit.training.config import RunConfig
 from vitkit.zoo.flops import count_forward_flops
 from vitkit.zoo.registry import configure, create
@@ -280,10 +280,10 @@ def test_recipe_is_added_by_one_registry_entry(monkeypatch, tmp_path) -> None:
         command="vitkit train short-digits --out runs/short",
         time="a second",
         expected="nothing",
-        make=lambda: resolve_train_config("digits", ["steps=2", "workers=0"]),
+        make=lambda: find_recipe("digits").make().override({"steps": 2, "workers": 0}),
     )
     monkeypatch.setitem(RECIPES, short.name, short)
-    assert resolve_train_config("Short-Digits").schedule.steps == 2
+    assert plan_training("Short-Digits").config.schedule.steps == 2
     assert [recipe.name for recipe in match_recipes("short-*")] == ["short-digits"]
     (tmp_path / "mine.toml").write_text('base = "short-digits"\nseed = 5\n', encoding="utf-8")
-    assert resolve_train_config(str(tmp_path / "mine.toml")).seed == 5
+    assert plan_training(tmp_path / "mine.toml").config.seed == 5

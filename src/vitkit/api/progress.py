@@ -257,6 +257,7 @@ class RunDisplay(Callback):
 
     def __init__(self, progress: bool | None = None, *, clock: Clock = time.monotonic) -> None:
         self.display = make_display(progress, clock=clock)
+        self.warnings: list[str] = []
         self.task, self.done, self.total = "", 0, 0
         self.last_step = 0
 
@@ -273,6 +274,7 @@ class RunDisplay(Callback):
 
     def on_warning(self, text: str) -> None:
         """Print a warning."""
+        self.warnings.append(text)
         self.display.write(text, is_warning=True)
 
     def on_task(self, description: str, total: int) -> None:

@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING
 import click
 
 from vitkit.cli.console import print_json, print_sections, print_table
-from vitkit.cli.running import training_session
 
 if TYPE_CHECKING:
-    from vitkit.training.run import RunResult
+    from vitkit.api.run import Run
 
 
 @click.command("demo")
@@ -24,21 +23,21 @@ def command(out: Path, quick: bool, as_json: bool) -> None:
 
     Takes a few minutes on two cores and downloads nothing. Run the same command again to resume after an interruption.
     """
-    with training_session() as (progress, stop):
-        from vitkit.recipes.train import demo
+    import vitkit
 
-        results = demo(out=out, quick=quick, callback=progress, stop=stop)
-    runs = {name: summarize(result) for name, result in results.items()}
-    report = results["fractals-then-digits"].run_dir.report
+    comparison = vitkit.demo(out=out, quick=quick)
     if as_json:
-        print_json({"runs": runs, "report": str(report)})
+        print_json(comparison.to_dict())
     else:
-        print_tour(runs, report=report, out=out)
+        runs = {
+            name: summarize(vitkit.Run(out / name)) for name in ("from-scratch", "fractals", "fractals-then-digits")
+        }
+        print_tour(runs, report=comparison.report_path, out=out)
 
 
-def summarize(result: "RunResult") -> dict[str, object]:
+def summarize(run: "Run") -> dict[str, object]:
     """Return the numbers of a run that the demo prints."""
-    summary = result.summary or {}
+    summary = run.to_dict()
     evaluation, compute = summary.get("result"), summary.get("compute")
     numbers: dict[str, object] = {}
     if isinstance(evaluation, Mapping):
@@ -49,7 +48,7 @@ def summarize(result: "RunResult") -> dict[str, object]:
     return numbers
 
 
-def print_tour(runs: Mapping[str, Mapping[str, object]], *, report: Path, out: Path) -> None:
+def print_tour(runs: Mapping[str, Mapping[str, object]], *, report: Path | None, out: Path) -> None:
     """Print a table of the runs, and commands to continue with."""
     rows = []
     for name, row in runs.items():

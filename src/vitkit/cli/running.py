@@ -1,36 +1,32 @@
-"""Common parts of the commands that train: a session that can be stopped, and printing of results."""
+"""Common parts of the commands that train: options, and printing of results."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from vitkit.cli.console import print_json, print_sections, print_table, stderr_console
-from vitkit.core.environment import is_main_rank, prepare_for_training
-from vitkit.core.signals import EXIT_INTERRUPTED, StopFlag, StopRequested, catch_stop_signals
+from vitkit.cli.console import print_json, print_sections, print_table
+from vitkit.core.environment import is_main_rank
 
 if TYPE_CHECKING:
-    from vitkit.api.progress import RunDisplay
-    from vitkit.training.run import RunResult, Trial
+    from vitkit.api.run import Run
+    from vitkit.training.run import Trial
 
 
-@contextmanager
-def training_session() -> "Iterator[tuple[RunDisplay, StopFlag]]":
-    """Show progress and handle stop signals, even those that arrive while torch is imported; exit 75 if stopped."""
-    with catch_stop_signals() as stop:
-        prepare_for_training()
-        from vitkit.api.progress import RunDisplay
-
-        try:
-            with RunDisplay() as progress:
-                yield progress, stop
-        except StopRequested:
-            if is_main_rank():
-                stderr_console().print(
-                    f"stopped by {stop.signal or 'another rank'}; run the same command again to resume"
-                )
-            click.get_current_context().exit(EXIT_INTERRUPTED)
+out_option = click.option(
+    "--out",
+    type=click.Path(path_type=Path),
+    help="Run directory. An interrupted run there is resumed.  [default: runs/NAME-OF-DATA]",
+)
+from_option = click.option(
+    "--from",
+    "init",
+    metavar="WEIGHTS",
+    default="scratch",
+    show_default=True,
+    help="Initial weights: scratch, a run, a weight file or a hub name.",
+)
 
 
 def parse_rates(text: str) -> tuple[float, ...]:
@@ -50,21 +46,21 @@ def parse_rates(text: str) -> tuple[float, ...]:
     return rates
 
 
-def print_result(result: "RunResult", *, as_json: bool) -> None:
-    """Print the result of a run, with the trials of a sweep."""
-    summary = result.summary or {}
-    if as_json:
-        trials = {"sweep": [trial._asdict() for trial in result.trials]} if result.trials else {}
-        print_json(summary | trials)
+def print_run(run: "Run", *, as_json: bool) -> None:
+    """Print the result of a run, with the trials of a sweep; of several ranks, the main one prints."""
+    if not is_main_rank():
         return
-    if result.trials:
-        print_trials(result.trials)
-    path = result.run_dir.path
-    title = "Already finished, nothing was changed" if result.already_finished else "Finished"
-    files = [("report", str(result.run_dir.report)), ("weights", str(path / "model.safetensors"))]
-    next_step = ("evaluate on other images", f"vitkit eval {path} OTHER-FOLDER")
+    summary = run.to_dict()
+    if as_json:
+        print_json(summary)
+        return
+    if run.trials:
+        print_trials(run.trials)
+    title = "Already finished, nothing was changed" if run.already_finished else "Finished"
+    files = [("report", str(run.report_path)), ("weights", str(run.path / "model.safetensors"))]
+    next_step = ("evaluate on other images", f"vitkit eval {run.path} OTHER-FOLDER")
     if summary.get("classes") == 0:
-        next_step = ("fine-tune", f"vitkit finetune {path} LABELED-FOLDER --out NEW")
+        next_step = ("fine-tune", f"vitkit finetune {run.path} LABELED-FOLDER --out NEW")
     print_sections({title: summary_rows(summary) + files, "Next": [next_step]})
 
 

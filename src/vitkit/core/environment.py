@@ -90,6 +90,9 @@ def _read(path: str) -> str:
 
 def is_main_rank() -> bool:
     """Return whether this process writes and prints, if torchrun started several."""
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is not None and distributed.is_available() and distributed.is_initialized():
+        return bool(distributed.get_rank() == 0)
     return os.environ.get("RANK", "0") == "0"
 
 

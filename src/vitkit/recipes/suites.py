@@ -14,7 +14,6 @@ from vitkit.evaluation.leaderboard import Leaderboard, LeaderboardDataset, Leade
 from vitkit.evaluation.protocols import Protocol, check_label_map
 from vitkit.evaluation.vtab import TASKS
 from vitkit.recipes.registry import find_recipe
-from vitkit.recipes.train import expand_keys
 from vitkit.report.leaderboard import leaderboard_svg, render_leaderboard
 from vitkit.training.callbacks import Callback
 from vitkit.training.distributed import join_ranks
@@ -209,7 +208,7 @@ def check_suite(suite: Suite, names: Sequence[str]) -> None:
 
 
 def suite_tasks(
-    suite: Suite, *, assignments: Sequence[str] = (), rates: tuple[float, ...] | None = None
+    suite: Suite, *, settings: Mapping[str, object] | None = None, rates: tuple[float, ...] | None = None
 ) -> list[SuiteTask]:
     """Return the tasks of a suite: every dataset for each model, those that are only evaluated last."""
     if not suite.models:
@@ -218,16 +217,16 @@ def suite_tasks(
         raise ConfigError("the suite has no datasets", hint='add [datasets.NAME] with path = "…"')
     order = sorted(suite.datasets, key=lambda name: suite.datasets[name].model_from is not None)
     return [
-        suite_task(suite, name, model=model, assignments=assignments, rates=rates)
+        suite_task(suite, name, model=model, settings=settings or {}, rates=rates)
         for model in suite.models
         for name in order
     ]
 
 
 def suite_task(
-    suite: Suite, name: str, *, model: str, assignments: Sequence[str], rates: tuple[float, ...] | None
+    suite: Suite, name: str, *, model: str, settings: Mapping[str, object], rates: tuple[float, ...] | None
 ) -> SuiteTask:
-    """Return the task of one model on one dataset; settings of the command line override those of the dataset."""
+    """Return the task of one model on one dataset; `settings` override those of the dataset."""
     dataset = suite.datasets[name]
     recipe = find_recipe(dataset.recipe)
     if recipe.kind != "finetune":
@@ -241,8 +240,9 @@ def suite_task(
         data=replace(config.data, path=dataset_path(suite, dataset), layout=dataset.layout),
     )
     length = [] if dataset.steps is None else [f"schedule.steps={dataset.steps}", "schedule.epochs=none"]
-    for settings in (suite.settings, length, dataset.settings, assignments):
-        config = apply_overrides(config, list(settings))
+    for assignments in (suite.settings, length, dataset.settings):
+        config = apply_overrides(config, list(assignments))
+    config = config.override(settings)
     label_map = dataset.label_map
     if label_map is not None and Path(suite.root, label_map).is_file():
         label_map = str(Path(suite.root, label_map))
@@ -295,7 +295,7 @@ def suite(
     only: Sequence[str] | None = None,
     rates: Sequence[float] | None = None,
     skip_missing: bool = False,
-    settings: Sequence[str] = (),
+    settings: Mapping[str, object] | None = None,
     callback: Callback | None = None,
     stop: StopFlag | None = None,
 ) -> Leaderboard:
@@ -310,7 +310,7 @@ def suite(
     definition = replace(definition, models=name_models(models)) if models else definition
     selected = list(definition.datasets) if only is None else list(only)
     check_suite(definition, selected)
-    tasks = suite_tasks(definition, assignments=expand_keys(settings), rates=None if rates is None else tuple(rates))
+    tasks = suite_tasks(definition, settings=settings, rates=None if rates is None else tuple(rates))
     missing = find_missing([task for task in tasks if task.dataset in selected])
     to_run = [task for task in tasks if task.dataset in selected and task.dataset not in missing]
     if missing and (not skip_missing or not to_run):

@@ -56,7 +56,7 @@ def open_run_data(context: RunContext) -> RunData:
     """Open the dataset, exclude unreadable images, and hold out validation images if it has none."""
     config, run_dir = context.config, context.run_dir
     data, needs_labels = config.data, config.objective.needs_labels
-    dataset = open_dataset(data.path, layout=data.layout, fractals=data.fractals)
+    dataset = context.dataset or open_dataset(data.path, layout=data.layout, fractals=data.fractals)
     if needs_labels and not dataset.classes:
         raise DataError(
             f"{data.path}: the images have no labels ({dataset.layout})",
@@ -154,5 +154,5 @@ def check_unchanged(path: Path, data: RunData) -> None:
             "the images have changed since the run began",
             expected=f"{changed} {before.get(changed)}" if changed else "the same names, labels and classes",
             got=f"{now[changed]}" if changed else "the same number, but others",
-            hint="restore them, or start a new run with another --out",
+            hint="restore them, or start a new run with another out",
         )

@@ -80,11 +80,17 @@ class Ranks:
 def join_ranks(config: ParallelConfig) -> Iterator[Ranks]:
     """Initialize the process group under torchrun, and destroy it at the end; without torchrun, yield a single rank.
 
+    A group that exists is used, and not destroyed.
+
     Several runs in one process must share an outer context: a group that was destroyed cannot be created again safely.
     """
     device = resolve_device(config.device, local_rank=int(os.environ.get("LOCAL_RANK", "0")))
     if config.threads:
         torch.set_num_threads(config.threads)
+    if distributed.is_initialized():  # by a sweep or a suite, or by the program
+        rank, world_size = distributed.get_rank(), distributed.get_world_size()
+        yield Ranks(device=device, rank=rank, world_size=world_size, timeout=config.timeout)
+        return
     if "RANK" not in os.environ:
         if config.mode != "auto":
             raise ConfigError(
@@ -92,10 +98,6 @@ def join_ranks(config: ParallelConfig) -> Iterator[Ranks]:
                 hint="start with: torchrun --nproc-per-node N -m vitkit train …, or leave out parallel.mode",
             )
         yield Ranks(device=device)
-        return
-    if distributed.is_initialized():  # in the context of a sweep or a suite
-        rank, world_size = distributed.get_rank(), distributed.get_world_size()
-        yield Ranks(device=device, rank=rank, world_size=world_size, timeout=config.timeout)
         return
     if device.type == "cuda":
         torch.cuda.set_device(device)

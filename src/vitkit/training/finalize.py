@@ -1,5 +1,6 @@
 """End of a run: save and evaluate the model, measure the compute, and write the report and the summary."""
 
+import io
 import platform
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -7,19 +8,22 @@ from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
 from statistics import mean, median
+from typing import Any
 
+import numpy as np
 import torch
 from PIL import Image
 
 from vitkit.core import metrics_log
 from vitkit.core.config import to_toml
-from vitkit.core.files import write_text
+from vitkit.core.files import write_bytes, write_text
 from vitkit.core.formatting import format_clock
 from vitkit.core.metrics_log import MetricsRecord
 from vitkit.core.shapes import Tensor
 from vitkit.data.dataset import ImageSource
 from vitkit.data.decode import decode
 from vitkit.evaluation.evaluation import EvaluationResult
+from vitkit.evaluation.metrics import Calibration, ClassMetrics
 from vitkit.evaluation.protocols import PreparedData, evaluate_protocol
 from vitkit.objectives.config import get_builder
 from vitkit.report.charts import Panel, Series
@@ -34,6 +38,7 @@ from vitkit.weights.bundle import ModelBundle
 from vitkit.weights.pretraining import PretrainingWrapper, write_pretraining
 from vitkit.zoo.cost import EXA, TRAINING_FACTOR
 
+IMAGE_ARRAYS = ("targets", "predictions", "confidences", "target_probabilities")
 NUM_MISTAKES = 24
 """Number of misclassified images in the report."""
 
@@ -123,8 +128,39 @@ def finalize_run(
         "validation": last_evaluation(metrics),
         "compute": asdict(compute),
     }
+    if evaluation:
+        write_predictions(run_dir, evaluation.result)
     write_json(run_dir.summary, summary)
     return summary
+
+
+def write_predictions(run_dir: RunDir, result: EvaluationResult) -> None:
+    """Write the arrays by image of an evaluation, which the summary does not have."""
+    content = io.BytesIO()
+    np.savez_compressed(content, **{name: getattr(result, name) for name in IMAGE_ARRAYS})
+    write_bytes(run_dir.predictions, content.getvalue())
+
+
+def read_result(run_dir: RunDir, *, labels: tuple[str, ...]) -> EvaluationResult | None:
+    """Return the evaluation of a finished run; None if there was none."""
+    stored: Any = (run_dir.read_summary() or {}).get("result")
+    if stored is None:
+        return None
+    with np.load(run_dir.predictions, allow_pickle=False) as file:
+        arrays = {name: file[name] for name in IMAGE_ARRAYS}
+    bins = {
+        key: np.array([np.nan if each[key] is None else each[key] for each in stored["calibration"]])
+        for key in ("count", "confidence", "accuracy")
+    }
+    return EvaluationResult(
+        labels=labels,
+        **{key: stored[key] for key in ("count", "top1", "top5", "ece", "nll")},
+        intervals={name: (low, high) for name, (low, high) in stored["intervals"].items()},
+        per_class=[ClassMetrics(**each) for each in stored["per_class"]],
+        confusion=np.array(stored["confusion"], dtype=np.int64),
+        calibration=Calibration(error=stored["ece"], **bins),
+        **arrays,
+    )
 
 
 def render_report(

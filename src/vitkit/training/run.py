@@ -4,6 +4,7 @@ An interrupted run is resumed by the same call; a finished one is returned uncha
 tries rates on a part of the training images and trains with the best one on all; every trial is a run of its own.
 """
 
+import json
 import math
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -18,7 +19,7 @@ from vitkit.core.errors import ConfigError, TrainingError
 from vitkit.core.signals import StopFlag, StopRequested
 from vitkit.core.sizes import format_size
 from vitkit.data.config import check_augment
-from vitkit.data.dataset import ImageSource
+from vitkit.data.dataset import Dataset, ImageSource
 from vitkit.data.loader import BatchLoader, BatchShard, SamplerState, make_training_loader
 from vitkit.objectives.config import get_builder
 from vitkit.objectives.teacher import Teacher
@@ -42,6 +43,7 @@ from vitkit.training.evaluation import make_evaluator
 from vitkit.training.finalize import finalize_run
 from vitkit.training.loop import Intervals, TrainingLoop
 from vitkit.training.run_dir import (
+    TRIALS_DIR,
     RunContext,
     RunDir,
     RunLogs,
@@ -58,8 +60,6 @@ from vitkit.zoo.registry import create
 
 MAX_EVALUATIONS = 20
 """Maximal number of evaluations of a run that does not set evaluation.every."""
-TRIALS_DIR = "sweep"
-"""Directory of the trials in that of the final run."""
 SWEEP_FILE = "sweep.json"
 """Result of a sweep, written last into the directory of the final run."""
 
@@ -86,11 +86,24 @@ class RunResult:
 
 
 def run_training(
-    config: RunConfig, out: Path | str, *, callback: Callback | None = None, stop: StopFlag | None = None
+    config: RunConfig,
+    out: Path | str,
+    *,
+    dataset: Dataset | None = None,
+    decisions: Sequence[str] = (),
+    callback: Callback | None = None,
+    stop: StopFlag | None = None,
 ) -> RunResult:
-    """Start a run in directory `out`, resume it, or return its result if it is finished."""
+    """Start a run in directory `out`, resume it, or return its result if it is finished.
+
+    `dataset` is the one that the configuration names, if it is in memory. `decisions` are stored with a new run.
+    """
     run_dir = RunDir(Path(out))
-    with explain_io_errors(run_dir), join_ranks(config.parallel) as ranks, claim_run_dir(run_dir, config, ranks=ranks):
+    with (
+        explain_io_errors(run_dir),
+        join_ranks(config.parallel) as ranks,
+        claim_run_dir(run_dir, config, ranks=ranks, decisions=decisions),
+    ):
         if (summary := run_dir.read_summary()) is not None:
             return RunResult(run_dir, summary, already_finished=True)
         context = RunContext(
@@ -98,6 +111,7 @@ def run_training(
             run_dir=run_dir,
             ranks=ranks,
             workers=resolve_workers(config),
+            dataset=dataset,
             callback=callback if callback and ranks.is_main else Callback(),
             stop=stop or StopFlag(),
         )
@@ -255,6 +269,8 @@ def run_sweep(
     rates: Sequence[float],
     out: Path | str,
     *,
+    dataset: Dataset | None = None,
+    decisions: Sequence[str] = (),
     callback: Callback | None = None,
     stop: StopFlag | None = None,
 ) -> RunResult:
@@ -280,18 +296,26 @@ def run_sweep(
         for rate in rates:
             callback.on_message(f"trying lr {rate:g}")
             trial_dir = out / TRIALS_DIR / f"lr-{rate:g}"
-            result = run_training(with_lr(config, rate), trial_dir, callback=callback, stop=stop)
+            result = run_training(with_lr(config, rate), trial_dir, dataset=dataset, callback=callback, stop=stop)
             if result.summary is None:
                 return RunResult(RunDir(out), None, trials=tuple(trials))
             trials.append(read_trial(rate, result))
         best = best_trial(trials)
-        callback.on_message(f"lr {best.lr:g} is best on held-out images ({best.val_top1:.2%}); training on all images")
+        choice = f"lr {best.lr:g} is best on held-out images ({best.val_top1:.2%}); training on all images"
+        callback.on_message(choice)
         final = replace(with_lr(config, best.lr), data=replace(config.data, train_on="all"))
-        result = run_training(final, out, callback=callback, stop=stop)
+        decisions = (*decisions, choice)
+        result = run_training(final, out, dataset=dataset, decisions=decisions, callback=callback, stop=stop)
         if result.summary is not None:  # all ranks wait until the file exists
             record = {"chosen": best.lr, "trials": [trial._asdict() for trial in trials]}
             run_on_main(ranks, lambda _: write_json(out / SWEEP_FILE, record))
     return replace(result, trials=tuple(trials))
+
+
+def read_trials(out: Path) -> tuple[Trial, ...]:
+    """Return the trials of a finished sweep; none if there was no sweep."""
+    file = out / SWEEP_FILE
+    return tuple(Trial(**trial) for trial in json.loads(file.read_bytes())["trials"]) if file.exists() else ()
 
 
 def best_trial(trials: Sequence[Trial]) -> Trial:

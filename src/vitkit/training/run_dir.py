@@ -1,6 +1,7 @@
 """Run directory and logs: files of one run, new, interrupted or finished.
 
 config.toml            format version and resolved configuration
+decisions.json         what was chosen for the user, and why
 data.json              sizes and fingerprints of the splits
 bad_files.csv          unreadable images and the reasons
 metrics.jsonl          log that every repetition of the run reproduces
@@ -8,6 +9,7 @@ speed.jsonl            log of the speed, which depends on the machine
 checkpoints/           states to resume from
 model.safetensors …    the artifact
 report.html            the report
+predictions.npz        target, prediction and probabilities of each image that the model was evaluated on
 reconstructions.png    predictions of a self-supervised run at the last evaluation
 summary.json           the result; a run that has one is finished
 """
@@ -17,18 +19,21 @@ import json
 import math
 import os
 import shutil
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from vitkit.core import metrics_log
-from vitkit.core.config import load_toml, to_mapping, to_toml
-from vitkit.core.errors import ConfigError, MissingDependencyError, TrainingError
+from vitkit.core.config import flatten_settings, load_toml, to_mapping, to_toml
+from vitkit.core.errors import ConfigError, DataError, MissingDependencyError, TrainingError
 from vitkit.core.files import remove_temporary_files, write_text
+from vitkit.core.lock import lock_directory
 from vitkit.core.metrics_log import MetricsLog, MetricsRecord
 from vitkit.core.signals import StopFlag
+from vitkit.data.dataset import Dataset
+from vitkit.data.layouts.pairs import is_pairs_path
 from vitkit.training.callbacks import Callback
 from vitkit.training.config import (
     CheckpointConfig,
@@ -44,6 +49,10 @@ from vitkit.training.distributed import Ranks, run_on_main
 FORMAT_VERSION = 2
 """Version of the files in a run directory, in the first line of config.toml."""
 VERSION_LINE = "# vitkit run directory, format version "
+TRIALS_DIR = "sweep"
+"""Directory of the trials of a sweep in that of the final run."""
+MODEL_DIRS = ("init-", "teacher-")
+"""Prefixes of the directories of models that were given in memory."""
 
 
 class RunDir:
@@ -52,6 +61,7 @@ class RunDir:
     def __init__(self, path: Path | str) -> None:
         self.path = Path(path)
         self.config = self.path / "config.toml"
+        self.decisions = self.path / "decisions.json"
         self.data = self.path / "data.json"
         self.bad_files = self.path / "bad_files.csv"
         self.metrics = self.path / "metrics.jsonl"
@@ -59,6 +69,7 @@ class RunDir:
         self.checkpoints = self.path / "checkpoints"
         self.summary = self.path / "summary.json"
         self.report = self.path / "report.html"
+        self.predictions = self.path / "predictions.npz"
         self.reconstructions = self.path / "reconstructions.png"
 
     def read_config(self) -> RunConfig:
@@ -77,9 +88,9 @@ class RunDir:
         self._check_version()
         return summary
 
-    def claim(self, config: RunConfig) -> None:
-        """Create the directory for this run, or check that it holds the same run; any other content is an error."""
-        hint = "choose another directory with --out"
+    def create(self) -> None:
+        """Create the directory, if it does not exist."""
+        hint = "choose another out"
         try:
             self.path.mkdir(parents=True, exist_ok=True)
         except FileExistsError as error:
@@ -88,20 +99,30 @@ class RunDir:
             raise TrainingError(f"{self.path}: {error.strerror}", hint=hint) from error
         if not os.access(self.path, os.W_OK | os.X_OK):
             raise TrainingError(f"{self.path}: the directory is not writable", hint=hint)
+
+    def claim(self, config: RunConfig, *, decisions: Sequence[str] = ()) -> None:
+        """Create the directory for this run, or check that it holds the same run; any other content is an error."""
+        self.create()
         if self.config.exists():
             self._check_same_run(config)
             remove_temporary_files(self.path)
             return
-        others = sorted(
-            entry.name for entry in self.path.iterdir() if not entry.name.startswith(".") and entry.name != "sweep"
-        )
-        if others:
+        if others := self.find_other_files():
             raise TrainingError(
                 f"{self.path} holds other files: {', '.join(others[:3])}{' …' if len(others) > 3 else ''}",
                 expected="a new or empty directory, or that of an earlier run",
-                hint=hint,
+                hint="choose another out",
             )
+        if decisions:
+            write_text(self.decisions, json.dumps(decisions, indent=2) + "\n")
         write_text(self.config, f"{VERSION_LINE}{FORMAT_VERSION}\n\n{to_toml(config)}")
+
+    def find_other_files(self) -> list[str]:
+        """Return the files in a directory without a run that are not written before its configuration."""
+        own = (".", *MODEL_DIRS)
+        return sorted(
+            path.name for path in self.path.iterdir() if not path.name.startswith(own) and path.name != TRIALS_DIR
+        )
 
     def _check_version(self) -> None:
         if not self.config.exists():
@@ -118,17 +139,14 @@ class RunDir:
             )
 
     def _check_same_run(self, config: RunConfig) -> None:
-        """Compare the settings that decide the result; settings of the machine may change."""
-        before = self.read_config()
-        old, new = (_flatten(to_mapping(reproducibility_key(each))) for each in (before, config))
-        for key in old | new:
-            if old.get(key) != new.get(key):
-                raise ConfigError(
-                    f"{self.path} holds a run with another {key}",
-                    expected=old.get(key, "nothing"),
-                    got=new.get(key, "nothing"),
-                    hint="choose another directory with --out, or use the same settings to resume this run",
-                )
+        """Raise an error if the settings that decide the result differ; settings of the machine may change."""
+        if (difference := find_difference(self.read_config(), config)) is None:
+            return
+        key, old, new = difference
+        hint = "choose another out, or repeat the settings to resume"
+        if key == "data.path" and is_pairs_path(old) and is_pairs_path(new):
+            raise DataError(f"{self.path}: the images have changed since the run began", hint=hint)
+        raise ConfigError(f"{self.path} holds a run with {key}={old}, not {new}", hint=hint)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,6 +157,8 @@ class RunContext:
     run_dir: RunDir
     ranks: Ranks
     workers: int
+    dataset: Dataset | None = None
+    """The dataset, if it is in memory."""
     callback: Callback = Callback()
     stop: StopFlag = field(default_factory=StopFlag)
 
@@ -157,23 +177,42 @@ def reproducibility_key(config: RunConfig) -> RunConfig:
     )
 
 
+def find_difference(old: RunConfig, new: RunConfig) -> tuple[str, object, object] | None:
+    """Return the first setting that decides the result and differs, with both values; None if all are equal."""
+    values = [flatten_settings(to_mapping(reproducibility_key(config))) for config in (old, new)]
+    for key in values[0] | values[1]:
+        before, after = (each.get(key) for each in values)
+        if before != after:
+            return key, "none" if before is None else before, "none" if after is None else after
+    return None
+
+
 @contextmanager
-def claim_run_dir(run_dir: RunDir, config: RunConfig, *, ranks: Ranks) -> Iterator[None]:
-    """Claim the directory; if the run fails before it has written a log record or a checkpoint, undo that.
+def claim_run_dir(run_dir: RunDir, config: RunConfig, *, ranks: Ranks, decisions: Sequence[str] = ()) -> Iterator[None]:
+    """Lock and claim the directory; if the run fails before it has logged or saved anything, undo that.
 
     The corrected command can then use the same directory, which otherwise would hold a run with other settings.
     """
     new_dirs = [path for path in (run_dir.path, *run_dir.path.parents) if not path.exists()]
-    is_new, is_ours = not run_dir.config.exists(), False
+    is_new = not run_dir.config.exists()
     try:
-        run_on_main(ranks, lambda _: run_dir.claim(config))
-        is_ours = True
-        yield
+        with ExitStack() as locked:
+
+            def claim(_: object) -> None:
+                run_dir.create()
+                locked.enter_context(lock_directory(run_dir.path))
+                run_dir.claim(config, decisions=decisions)
+
+            run_on_main(ranks, claim)
+            try:
+                yield
+            except Exception:
+                has_log = run_dir.metrics.exists() and run_dir.metrics.stat().st_size > 0
+                if ranks.is_main and is_new and not has_log and not any(run_dir.checkpoints.glob("step-*")):
+                    rollback(run_dir)
+                raise
     except Exception:
         if ranks.is_main and is_new:
-            has_log = run_dir.metrics.exists() and run_dir.metrics.stat().st_size > 0
-            if is_ours and not has_log and not any(run_dir.checkpoints.glob("step-*")):
-                rollback(run_dir)
             for path in new_dirs:
                 with suppress(OSError):  # not empty: something else uses it
                     path.rmdir()
@@ -182,9 +221,11 @@ def claim_run_dir(run_dir: RunDir, config: RunConfig, *, ranks: Ranks) -> Iterat
 
 def rollback(run_dir: RunDir) -> None:
     """Remove what a run writes before its first checkpoint; the configuration, which marks the owner, last."""
-    for directory in (run_dir.checkpoints, run_dir.path / "tensorboard"):
+    models = [path for prefix in MODEL_DIRS for path in run_dir.path.glob(f"{prefix}*")]
+    for directory in (run_dir.checkpoints, run_dir.path / "tensorboard", *models):
         shutil.rmtree(directory, ignore_errors=True)
-    for file in (run_dir.bad_files, run_dir.data, run_dir.metrics, run_dir.speed, run_dir.config):
+    files = (run_dir.decisions, run_dir.bad_files, run_dir.data, run_dir.metrics, run_dir.speed, run_dir.config)
+    for file in files:
         file.unlink(missing_ok=True)
 
 
@@ -200,18 +241,8 @@ def explain_io_errors(run_dir: RunDir) -> Iterator[None]:
         raise TrainingError(
             f"{error.filename or run_dir.path}: {error.strerror or error}",
             hint=f"{'free disk space' if is_full else 'repair the disk'} and run the same command again, "
-            "or choose another directory with --out",
+            "or choose another out",
         ) from error
-
-
-def _flatten(data: dict[str, object], *, prefix: str = "") -> dict[str, object]:
-    flat: dict[str, object] = {}
-    for key, value in data.items():
-        if isinstance(value, dict):
-            flat |= _flatten(value, prefix=f"{prefix}{key}.")
-        else:
-            flat[prefix + key] = value
-    return flat
 
 
 @dataclass

@@ -42,6 +42,15 @@ def refuse_url(path: object) -> None:
         raise DataError(f"{path}: URLs are not opened", hint="download the images, and give their paths")
 
 
+def is_pairs_path(path: object) -> bool:
+    """Return whether a path is that of a dataset of pairs, which is a fingerprint.
+
+    >>> is_pairs_path("pairs-0123456789ab"), is_pairs_path("photos")
+    (True, False)
+    """
+    return re.fullmatch(r"pairs-[0-9a-f]{12}", str(path)) is not None
+
+
 def open_pairs(data: Pairs | Mapping[str, Pairs]) -> Dataset:
     """Open pairs of image and label. Classes are the labels in sorted order.
 

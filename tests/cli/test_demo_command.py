@@ -27,8 +27,8 @@ def test_finished_demo_prints_json_and_changes_nothing(demo: Path, capsys: pytes
     before = {path: path.stat().st_mtime_ns for path in demo.rglob("*") if path.is_file()}
     assert main(["demo", "--quick", "--out", str(demo), "--json"]) == 0
     figures = json.loads(capsys.readouterr().out)
-    assert set(figures["runs"]) == {"from-scratch", "fractals", "fractals-then-digits"}
-    assert all(0.0 <= run["top1"] <= 1.0 for run in figures["runs"].values())
+    assert [model["label"] for model in figures["models"]] == ["from-scratch", "fractals-then-digits"]
+    assert all(0.0 <= model["top1"] <= 1.0 for model in figures["models"])
     assert before == {path: path.stat().st_mtime_ns for path in demo.rglob("*") if path.is_file()}
 
 

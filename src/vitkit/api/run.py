@@ -151,7 +151,7 @@ class Run:
 
     @property
     def decisions(self) -> tuple[str, ...]:
-        """What was chosen for this run, and why."""
+        """Choices that were made for this run, with their reasons."""
         file = self._directory.decisions
         return tuple(json.loads(file.read_bytes())) if file.is_file() else ()
 

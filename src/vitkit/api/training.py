@@ -504,8 +504,8 @@ def explain_unknown(text: str) -> UnknownNameError:
 
 def merge_settings(keywords: Mapping[str, object], settings: Settings | None) -> dict[str, object]:
     """Return the keywords that are set with the other settings; a key that is set twice is an error."""
-    given = {SHORT_KEYS.get(key, key): value for key, value in keywords.items() if value is not None}
-    return given | check_reserved(settings, given)
+    arguments = {SHORT_KEYS.get(key, key): value for key, value in keywords.items() if value is not None}
+    return arguments | check_reserved(settings, arguments)
 
 
 def check_reserved(settings: Settings | None, reserved: Collection[str]) -> dict[str, object]:

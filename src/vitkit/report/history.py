@@ -34,7 +34,7 @@ def plot_history(steps: Sequence[int], metrics: Mapping[str, Sequence[float | No
         for series, (name, key) in enumerate(lines.items()):
             points = [(step, value) for step, value in zip(steps, metrics[key], strict=True) if value is not None]
             marker = "o" if len(points) == 1 else None
-            axes.plot(*zip(*points, strict=True), color=THEME[SERIES[series]], label=name, marker=marker)
+            axes.plot(*zip(*points, strict=True), color=SERIES[f"s{series}"], label=name, marker=marker)
         axes.set_xlabel("step", color=THEME["soft"])
         if len(lines) > 1:
             axes.legend(frameon=False)

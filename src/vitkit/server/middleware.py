@@ -149,7 +149,11 @@ class RequestFilter:
         if host is None or not self.hosts.matches(host):
             raise HTTPError(400, "the Host header is not a name of this server", hint="allow the name with hosts=NAME")
         if self.token is not None and route not in PUBLIC_ROUTES:
-            self.check_token(headers.get(b"authorization", b""))
+            scheme, _, token = headers.get(b"authorization", b"").partition(b" ")
+            if scheme.lower() != b"bearer" or not hmac.compare_digest(token.strip(), self.token):  # in constant time
+                hint = "send Authorization: Bearer TOKEN"
+                challenge = {"www-authenticate": "Bearer"}
+                raise HTTPError(401, "the token is missing or wrong", hint=hint, headers=challenge)
         if route == "other":
             raise not_found()
         if scope["method"] != "POST":
@@ -162,10 +166,3 @@ class RequestFilter:
         self.queue.check_body(length, buffered=self.queue.buffered + length)
         if route in QUEUED_ROUTES and not self.queue.has_room():
             raise QueueFull(self.queue.retry_after())
-
-    def check_token(self, header: bytes) -> None:
-        """Raise 401 unless the Authorization header has the token; compares in constant time."""
-        scheme, _, token = header.partition(b" ")
-        if scheme.lower() != b"bearer" or not hmac.compare_digest(token.strip(), self.token or b""):
-            hint, headers = "send Authorization: Bearer TOKEN", {"www-authenticate": "Bearer"}
-            raise HTTPError(401, "the token is missing or wrong", hint=hint, headers=headers)

@@ -12,10 +12,9 @@ from torch.nn import functional
 from vitkit.core.errors import DataError
 from vitkit.core.shapes import Float, Tensor
 from vitkit.core.sizes import pair
-from vitkit.data.decode import decode
+from vitkit.data.dataset import Subset
 from vitkit.data.preprocessing import Preprocessing
-from vitkit.data.verify import read_image
-from vitkit.inference.agreement import Agreement, measure_agreement
+from vitkit.inference.agreement import Agreement, measure_agreement, sample_images
 from vitkit.inference.engine import CPU, WARMUP_BATCHES, ThreadedEngine, resolve_device
 from vitkit.inference.image_inputs import open_images
 from vitkit.inference.predictor import Predictor
@@ -130,16 +129,11 @@ def load_models(
 def load_calibration(source: str, preprocessing: Preprocessing, *, batch: int) -> list[Float[Tensor, "_ C H W"]]:
     """Load up to 64 images, evenly spaced over a dataset, in batches."""
     dataset = open_images([source])
-    images = []
-    for index in range(0, len(dataset), max(1, len(dataset) // CALIBRATION_IMAGES))[:CALIBRATION_IMAGES]:
-        try:
-            image = decode(read_image(dataset, index), channels=preprocessing.channels)
-        except DataError:
-            continue
-        images.append(preprocessing.normalize(torch.from_numpy(preprocessing.to_pixels(image))[None]))
-    if not images:
+    indices = range(0, len(dataset), max(1, len(dataset) // CALIBRATION_IMAGES))[:CALIBRATION_IMAGES]
+    batches = list(sample_images(Subset(dataset, indices), preprocessing, batch_size=batch))
+    if not batches:
         raise DataError(f"{source}: no readable image for calibration")
-    return list(torch.cat(images).split(batch))
+    return batches
 
 
 def warm_up(model: ServedModel, *, batch: int, clock: Callable[[], float] = time.monotonic) -> None:

@@ -273,16 +273,6 @@ def exit_on_disconnect(sock: socket.socket) -> None:
     os._exit(0)
 
 
-def create_worker(sock: socket.socket, config: ServeConfig, models: dict[str, ServedModel]) -> Worker:
-    """Create a worker with as many threads as its engine can use."""
-    threads = slots = torch.get_num_threads()
-    decoders = config.engine.decoders or max(4, threads // 4)
-    if any(model.single_threaded is None for model in models.values()):
-        decoders = config.engine.decoders or max(1, min(4, len(os.sched_getaffinity(0)) // 2))
-        threads, slots = decoders + 1, 1
-    return Worker(sock, config.limits, models, threads=threads, slots=slots, decoders=decoders)
-
-
 def serve(sock: socket.socket) -> None:
     """Load the models that the first message names, report that, and process requests."""
     messages = read_messages(sock)
@@ -301,7 +291,12 @@ def serve(sock: socket.socket) -> None:
     except (VitkitError, OSError) as error:
         sock.sendall(encode_frame({"failed": summarize(error), "hint": getattr(error, "hint", None)}))
         return
-    worker = create_worker(sock, config, models)
+    threads = slots = torch.get_num_threads()
+    decoders = config.engine.decoders or max(4, threads // 4)
+    if any(model.single_threaded is None for model in models.values()):  # an engine that cannot run on single threads
+        decoders = config.engine.decoders or max(1, min(4, len(os.sched_getaffinity(0)) // 2))
+        threads, slots = decoders + 1, 1
+    worker = Worker(sock, config.limits, models, threads=threads, slots=slots, decoders=decoders)
     ready = {"ready": [model.description() for model in models.values()]}
     ready |= {
         key: max(getattr(model, key) for model in models.values()) for key in ("batch_seconds", "seconds_per_image")

@@ -12,9 +12,9 @@ from model_cases import images_for, random_vit, small
 
 from vitkit.core.cache_dir import cache_root, cache_unwritable_reason
 from vitkit.core.errors import ConfigError
+from vitkit.inference.native.library import is_built
 from vitkit.inference.select import (
     describe_native_engine,
-    is_native_built,
     needs_native_build,
     select_engine,
     try_build_native,
@@ -59,7 +59,7 @@ def check_fallback(reason: str) -> None:
 def test_no_home_directory() -> None:
     with pytest.raises(ConfigError, match="no home directory"):
         cache_root()
-    assert not is_native_built()
+    assert not is_built()
     check_fallback("no home directory for the cache; set VITKIT_CACHE")
 
 

@@ -93,12 +93,9 @@ def compare_outputs(outputs: EngineOutputs, reference: EngineOutputs) -> Agreeme
         same = torch.cosine_similarity(outputs.features, reference.features) > SAME_DIRECTION
     same &= outputs.logits.isfinite().all(dim=1) & reference.logits.isfinite().all(dim=1)
     differences = (outputs.logits - reference.logits).abs()
+    same_top1, largest, mean = (value.item() for value in (same.float().mean(), differences.max(), differences.mean()))
     return Agreement(
-        images=len(differences),
-        same_top1=same.float().mean().item(),
-        largest_difference=differences.max().item(),
-        mean_difference=differences.mean().item(),
-        of_logits=has_classes,
+        images=len(same), same_top1=same_top1, largest_difference=largest, mean_difference=mean, of_logits=has_classes
     )
 
 
@@ -107,9 +104,8 @@ def sample_images(
 ) -> Iterator[Float[Tensor, "B C H W"]]:
     """Yield batches of the first readable images, preprocessed; at most `max_tried` images are read."""
     first = Subset(source, range(min(max_tried, len(source))))
-    with make_evaluation_loader(
-        first, preprocessing=preprocessing, batch_size=min(batch_size, images), lenient=True
-    ) as batches:
+    size = min(batch_size, images)
+    with make_evaluation_loader(first, preprocessing=preprocessing, batch_size=size, lenient=True) as batches:
         for batch in batches:
             readable = preprocessing.normalize(batch.pixels)[batch.labels.bool()][:images]
             if len(readable):

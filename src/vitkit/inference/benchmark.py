@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from statistics import median
+from typing import NamedTuple
 
 import psutil
 import torch
@@ -97,18 +98,12 @@ class BenchmarkResult:
 
     def to_dict(self) -> dict[str, object]:
         """Return the result as JSON values."""
-        return {
-            "model": self.model,
-            "device": self.device,
-            "threads": self.threads,
-            "agreement": {"images": self.agreement_images, "source": self.agreement_source, "note": self.note},
-            "results": [row.to_json() for row in self.rows],
-            "recommendation": self.recommendation,
-        }
+        agreement = {"images": self.agreement_images, "source": self.agreement_source, "note": self.note}
+        facts = {"model": self.model, "device": self.device, "threads": self.threads, "agreement": agreement}
+        return facts | {"results": [row.to_json() for row in self.rows], "recommendation": self.recommendation}
 
 
-@dataclass(frozen=True, kw_only=True)
-class BenchmarkSubject:
+class BenchmarkSubject(NamedTuple):
     """A model, and the images on which agreement is measured."""
 
     model: Model
@@ -117,13 +112,12 @@ class BenchmarkSubject:
     note: str
 
 
-@dataclass(frozen=True, kw_only=True)
-class EngineSpec:
+class EngineSpec(NamedTuple):
     """An engine to be created and measured."""
 
     kind: str
     precision: Precision
-    merge: int = 0
+    merge: int
     create: Callable[[], Engine]
 
 
@@ -150,10 +144,10 @@ def benchmark(
     subject = load_subject(model, images)
     check_merging(subject.model, merge)  # before anything is compiled
     build_native_if_needed(subject.model, precision="fp32", device=device, report=report)
-    if device.type == "cpu" and (
-        reason := native_unsupported_reason(subject.model, precision="fp32") or try_build_native()
-    ):
-        report(f"without the native engine: {reason}")
+    if device.type == "cpu":
+        reason = native_unsupported_reason(subject.model, precision="fp32") or try_build_native()
+        if reason is not None:
+            report(f"without the native engine: {reason}")
     specs = list_engines(subject.model, device=device, precisions=precision, merge=merge)
     rows = measure_engines(subject, specs, device=device, batch_sizes=batch_size, seconds=seconds, progress=progress)
     return BenchmarkResult(
@@ -179,13 +173,13 @@ def load_subject(name: str, images: str | None) -> BenchmarkSubject:
         else:
             model: Model = create(name).eval()
             note = "The weights are random, so agreement is not measured."
-            return BenchmarkSubject(model=model, name=get_model_name(model.config), batches=[], note=note)
+            return BenchmarkSubject(model, get_model_name(model.config), [], note)
     loaded = load(name)
     title = loaded.name or get_model_name(loaded.config)
     example = reference_image(loaded.config)
     if images is None:
         note = "Agreement was measured on one synthetic image; --images PATH measures it on yours."
-        return BenchmarkSubject(model=loaded, name=title, batches=[example], note=note)
+        return BenchmarkSubject(loaded, title, [example], note)
     with torch.inference_mode():
         seconds_per_image = time_call(lambda: loaded(example))
     count = max(MIN_AGREEMENT_IMAGES, min(MAX_AGREEMENT_IMAGES, int(AGREEMENT_SECONDS / seconds_per_image)))
@@ -194,7 +188,7 @@ def load_subject(name: str, images: str | None) -> BenchmarkSubject:
         raise DataError("none of the images can be read", got=images)
     total = sum(map(len, batches))
     note = f"Agreement was measured on {total} image{'s' * (total != 1)} of {images}."
-    return BenchmarkSubject(model=loaded, name=title, batches=batches, note=note)
+    return BenchmarkSubject(loaded, title, batches, note)
 
 
 def list_engines(model: Model, *, device: torch.device, precisions: Sequence[str], merge: int) -> list[EngineSpec]:
@@ -208,10 +202,9 @@ def list_engines(model: Model, *, device: torch.device, precisions: Sequence[str
         kinds = available_engines(model, precision=precision, device=device)
         for kind in kinds:
             make = partial(create_engine, kind, model, precision=precision, device=device)
-            specs.append(EngineSpec(kind=kind, precision=precision, create=make))
+            specs.append(EngineSpec(kind, precision, 0, make))
         if merge and kinds:
-            make = partial(create_merging, precision)
-            specs.append(EngineSpec(kind="merging", precision=precision, merge=merge, create=make))
+            specs.append(EngineSpec("merging", precision, merge, partial(create_merging, precision)))
     if not specs:
         got = f"{', '.join(precisions)} on {device}"
         raise ConfigError("no engine to measure", got=got, hint="int8 runs only on the CPU")
@@ -246,17 +239,16 @@ def measure_engines(
         engine, start_seconds, memory_bytes = measure_startup(spec.create, images(batch=1), device=device)
         outputs = run_batches(engine, subject.batches) if expected else None
         engines.append(engine)
-        rows.append(
-            BenchmarkRow(
-                kind=spec.kind,
-                precision=spec.precision,
-                merge=spec.merge,
-                engine=engine.name,
-                start_seconds=start_seconds,
-                memory_bytes=memory_bytes,
-                agreement=compare_outputs(outputs, expected) if outputs and expected else None,
-            )
+        row = BenchmarkRow(
+            kind=spec.kind,
+            precision=spec.precision,
+            merge=spec.merge,
+            engine=engine.name,
+            start_seconds=start_seconds,
+            memory_bytes=memory_bytes,
+            agreement=compare_outputs(outputs, expected) if outputs and expected else None,
         )
+        rows.append(row)
         advance("creating engines", 1.0)
     for batch in batch_sizes:
         timed = partial(advance, f"timing batches of {batch}")
@@ -275,24 +267,20 @@ def recommend(rows: Sequence[BenchmarkRow]) -> str:
     if not faster:
         return f"Use fp32, the fastest on this machine: {exact.engine}."
     for row in faster:
-        speedup = row.speeds[-1].images_per_second / exact.speeds[-1].images_per_second
-        if speedup >= MIN_SPEEDUP and (row.agreement is None or row.agreement.same_top1 >= MIN_AGREEMENT):
-            return _describe_recommendation(row, speedup=speedup)
+        speedup, agreement = row.speeds[-1].images_per_second / exact.speeds[-1].images_per_second, row.agreement
+        if speedup < MIN_SPEEDUP or (agreement is not None and agreement.same_top1 < MIN_AGREEMENT):
+            continue
+        options = f"--precision {row.precision}" + (f" --merge {row.merge}" if row.merge else "")
+        fact = f"{speedup:.1f}× as fast as fp32 with batches of {row.speeds[-1].batch}"
+        if agreement is None:
+            return f"{options} is {fact}; measure its agreement with your model and --images."
+        if agreement.images < MIN_AGREEMENT_IMAGES:
+            return f"{options} is {fact}; measure its agreement with --images before you use it."
+        same = f"{round(agreement.same_top1 * agreement.images)} of {agreement.images} images"
+        direction, labels = f"the features of {same} keep their direction.", f"{same} keep their class."
+        kept = f"{labels} vitkit eval measures its accuracy." if agreement.of_logits else direction
+        return f"Use {options}: it is {fact}, and {kept}"
     return "Use fp32: nothing else is both 20% faster and in agreement with it."
-
-
-def _describe_recommendation(row: BenchmarkRow, *, speedup: float) -> str:
-    options = f"--precision {row.precision}" + (f" --merge {row.merge}" if row.merge else "")
-    fact = f"{speedup:.1f}× as fast as fp32 with batches of {row.speeds[-1].batch}"
-    agreement = row.agreement
-    if agreement is None:
-        return f"{options} is {fact}; measure its agreement with your model and --images."
-    if agreement.images < MIN_AGREEMENT_IMAGES:
-        return f"{options} is {fact}; measure its agreement with --images before you use it."
-    same = f"{round(agreement.same_top1 * agreement.images)} of {agreement.images} images"
-    if not agreement.of_logits:
-        return f"Use {options}: it is {fact}, and the features of {same} keep their direction."
-    return f"Use {options}: it is {fact}, and {same} keep their class. vitkit eval measures its accuracy."
 
 
 def time_interleaved(
@@ -309,11 +297,8 @@ def time_interleaved(
         for index in remaining:
             times[index].append(time_call(actions[index]))
             progress(min(times[index][-1] / max(seconds, 1e-9), 1.0))
-        remaining = [
-            index
-            for index in remaining
-            if len(times[index]) < 2 or (sum(times[index]) < seconds and len(times[index]) < MAX_RUNS)
-        ]
+        runs = {index: len(times[index]) for index in remaining}
+        remaining = [i for i, count in runs.items() if count < 2 or (sum(times[i]) < seconds and count < MAX_RUNS)]
     return times
 
 

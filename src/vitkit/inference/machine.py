@@ -9,7 +9,7 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from importlib import metadata, util
 from typing import Literal
@@ -103,7 +103,9 @@ def examine_machine() -> MachineReport:
     versions = {"python": platform.python_version(), **{name: package_version(name) for name in required}}
     cpu, memory, torch, torch_error = read_cpu(), read_memory(), None, None
     try:
-        cpu = read_cpu(read_cpu_capabilities())
+        import torch as library  # noqa: PLC0415
+
+        cpu = read_cpu(getattr(library.cpu, "get_capabilities", dict)())  # instruction sets; empty before torch 2.9
         torch = read_torch(cpu, memory)
     except Exception as error:  # a broken torch is part of the report
         torch_error = f"{type(error).__name__}: {error}"
@@ -121,14 +123,6 @@ def examine_machine() -> MachineReport:
         advice=advise(versions, cpu, torch),
         native_engine=read_native_engine() if torch is not None else None,
     )
-
-
-def read_cpu_capabilities() -> Mapping[str, object]:
-    """Return the instruction sets that torch detects; empty before torch 2.9."""
-    import torch  # noqa: PLC0415
-
-    capabilities: Mapping[str, object] = getattr(torch.cpu, "get_capabilities", dict)()
-    return capabilities
 
 
 def read_native_engine() -> str:
@@ -152,10 +146,9 @@ def package_version(name: str) -> str | None:
 def list_requirements() -> list[tuple[str, str | None]]:
     """Return vitkit's requirements as pairs of package and extra; None means required."""
     try:
-        requirements = metadata.requires("vitkit") or []
+        return list(map(parse_requirement, metadata.requires("vitkit") or ()))
     except metadata.PackageNotFoundError:  # run from a source tree
-        requirements = []
-    return [parse_requirement(requirement) for requirement in requirements]
+        return []
 
 
 def parse_requirement(requirement: str) -> tuple[str, str | None]:
@@ -171,11 +164,9 @@ def read_extras(requirements: Sequence[tuple[str, str | None]]) -> dict[str, Ext
     for extra in dict.fromkeys(extra for _, extra in requirements if extra is not None):
         names = [package for package, each in requirements if each == extra]
         missing = [name for name in names if package_version(name) is None]
-        extras[extra] = ExtraInfo(
-            installed=[name for name in names if name not in missing],
-            missing=missing,
-            install=f"pip install 'vitkit[{extra}]'" if missing else None,
-        )
+        installed = [name for name in names if name not in missing]
+        install = f"pip install 'vitkit[{extra}]'" if missing else None
+        extras[extra] = ExtraInfo(installed=installed, missing=missing, install=install)
     return extras
 
 
@@ -196,14 +187,10 @@ def read_torch(cpu: CpuInfo, memory: MemoryInfo) -> TorchInfo:
     """Return torch's settings and devices, the fastest kind of device first, and measure bf16."""
     import torch  # noqa: PLC0415
 
-    devices = []
-    if torch.cuda.is_available():
-        for index in range(torch.cuda.device_count()):
-            card = torch.cuda.get_device_properties(index)
-            devices.append(DeviceInfo(device=f"cuda:{index}", name=card.name, memory_bytes=card.total_memory))
-    if torch.backends.mps.is_available():
-        devices.append(DeviceInfo(device="mps", name=cpu.name, memory_bytes=memory.total_bytes))
-    devices.append(DeviceInfo(device="cpu", name=cpu.name, memory_bytes=memory.total_bytes))
+    cards = map(torch.cuda.get_device_properties, range(torch.cuda.device_count()))
+    devices = [(f"cuda:{index}", card.name, card.total_memory) for index, card in enumerate(cards)]
+    devices += [("mps", cpu.name, memory.total_bytes)] if torch.backends.mps.is_available() else []
+    devices += [("cpu", cpu.name, memory.total_bytes)]
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # less sensitive to other load
     try:
@@ -216,7 +203,7 @@ def read_torch(cpu: CpuInfo, memory: MemoryInfo) -> TorchInfo:
         interop_threads=torch.get_num_interop_threads(),
         cpu_capability=torch.backends.cpu.get_cpu_capability(),
         bf16_slowdown=round(slowdown, 2),
-        devices=devices,
+        devices=[DeviceInfo(device=device, name=name, memory_bytes=size) for device, name, size in devices],
     )
 
 

@@ -69,7 +69,7 @@ def native_unsupported_reason(model: Model, *, precision: Precision, merge: int 
 def needs_native_build(model: Model, *, precision: Precision, merge: int = 0) -> bool:
     """Return whether selecting an engine will first compile the native one, which takes a while once per machine."""
     is_supported = native_unsupported_reason(model, precision=precision, merge=merge) is None
-    return is_supported and not is_native_built() and native_build_obstacle() is None
+    return is_supported and not is_built() and native_build_obstacle() is None
 
 
 def build_native_if_needed(
@@ -82,14 +82,6 @@ def build_native_if_needed(
     start = time.monotonic()
     failure = try_build_native()
     report(f"built in {time.monotonic() - start:.0f} s" if failure is None else f"build failed: {failure}")
-
-
-def is_native_built() -> bool:
-    """Return whether the native engine is compiled already."""
-    try:
-        return is_built()
-    except BUILD_ERRORS:
-        return False
 
 
 def native_build_obstacle() -> str | None:
@@ -119,7 +111,7 @@ def format_error(error: Exception) -> str:
 
 def describe_native_engine() -> str:
     """Return whether the native engine is built or can be, for display."""
-    if is_native_built():
+    if is_built():
         return "built for this machine"
     if reason := native_build_obstacle():
         return f"cannot be built: {reason}; models run on torch, slower"

@@ -278,8 +278,8 @@ def recommend(rows: Sequence[BenchmarkRow]) -> str:
             return f"{options} is {fact}; measure its agreement with --images before you use it."
         same = f"{round(agreement.same_top1 * agreement.images)} of {agreement.images} images"
         direction, labels = f"the features of {same} keep their direction.", f"{same} keep their class."
-        kept = f"{labels} vitkit eval measures its accuracy." if agreement.of_logits else direction
-        return f"Use {options}: it is {fact}, and {kept}"
+        outcome = f"{labels} vitkit eval measures its accuracy." if agreement.of_logits else direction
+        return f"Use {options}: it is {fact}, and {outcome}"
     return "Use fp32: nothing else is both 20% faster and in agreement with it."
 
 

@@ -74,9 +74,9 @@ def _unsupported_feature(model: Model, precision: Precision) -> str | None:
 
 def _structure(model: ViT) -> dict[str, object]:
     """Return the class and epsilon of each module and the shape of each parameter, by name."""
-    named = model.named_modules(remove_duplicate=False)
+    entries = model.named_modules(remove_duplicate=False)
     # The root itself, without a name, may be a subclass of ViT.
-    modules = {name: (type(module), getattr(module, "eps", None)) for name, module in named if name}
+    modules = {name: (type(module), getattr(module, "eps", None)) for name, module in entries if name}
     return modules | {name: tensor.shape for name, tensor in model.named_parameters(remove_duplicate=False)}
 
 
@@ -245,8 +245,8 @@ def _weights(model: ViT) -> dict[str, Tensor]:
 
 def _parameters(**layers: nn.Module) -> dict[str, Tensor]:
     """Return the parameters of linear layers and norms as `NAME_weight` and `NAME_bias`; other modules have none."""
-    named = {layer: module for layer, module in layers.items() if isinstance(module, nn.Linear | nn.LayerNorm)}
-    return {f"{layer}_{name}": each for layer in named for name, each in named[layer].named_parameters()}
+    leaves = {layer: module for layer, module in layers.items() if isinstance(module, nn.Linear | nn.LayerNorm)}
+    return {f"{layer}_{name}": each for layer in leaves for name, each in leaves[layer].named_parameters()}
 
 
 def _initial_tokens(model: ViT) -> Float[Tensor, "L D"]:

@@ -65,7 +65,7 @@ def build_library() -> Path:
 
 def is_built() -> bool:
     """Return whether the library is in the cache."""
-    with contextlib.suppress(EngineError, OSError):  # without a working compiler its path is unknown
+    with contextlib.suppress(VitkitError, OSError):  # without a compiler or a cache directory
         return _is_intact(_library_path())
     return False
 

@@ -64,7 +64,7 @@ def test_predict_respects_exif_orientation(model, tmp_path, capsys):
     assert len(answers) == 8
     assert all(answer == answers[0] for answer in answers)  # PNG loses nothing, so neither do the answers
     upright = vitkit.Predictor(model)(photo(1, secrets=False), top=3)[0]
-    assert [each["label"] for each in answers[0]] == [each.label for each in upright]
+    assert [each["label"] for each in answers[0]] == [each.label for each in upright.predictions]
 
 
 def test_server_respects_exif_orientation(model):

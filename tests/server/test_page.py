@@ -86,7 +86,7 @@ def test_page_shows_the_predictions(page: Page, directory: Path) -> None:
             "[row.querySelector('.label').textContent, row.querySelector('.value').textContent])",
             card,
         )
-        assert rows == [[each.label, percent(each.probability)] for each in announcements]
+        assert rows == [[each.label, percent(each.probability)] for each in announcements.predictions]
         assert len(page.run("return [...arguments[0].querySelectorAll('.nearest li')]", card)) == 5
     widths = page.run("return [...document.querySelectorAll('.labels .fill')].map((bar) => bar.style.width)")
     assert all(width.endswith("%") for width in widths)

@@ -98,6 +98,8 @@ def open_images(images: Sequence[ImageLike]) -> ImageSource:
     >>> open_images(["digits"]).name(0)
     'digits/000002'
     """
+    for image in images:
+        refuse_url(image)
     missing = [is_missing_image(image) for image in images]
     sources: list[ImageSource] = []
     for index, image in enumerate(images):
@@ -106,7 +108,6 @@ def open_images(images: Sequence[ImageLike]) -> ImageSource:
         elif missing[index] and not all(missing):
             sources.append(ImageFiles([os.fspath(image)]))
         else:
-            refuse_url(image)
             sources += _open_path(os.fspath(image))
     if not sources or not sum(map(len, sources)):
         got = ", ".join(map(str, images))[:200] or "no path"

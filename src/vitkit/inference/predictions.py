@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, overload
 
+from vitkit.core.formatting import safe_text
 from vitkit.core.result import Result, draw
 from vitkit.data.dataset import ImageSource, Subset
 from vitkit.data.verify import BadFile
@@ -114,7 +115,7 @@ class Predictions(Result, Sequence[ImagePrediction]):
             values["path"] = str(self.path)
         else:
             counts = Counter(row.label for row in self.rows if row.label is not None)
-            values |= dict(counts.most_common(5))
+            values |= {safe_text(str(label)): count for label, count in counts.most_common(5)}
         return values | ({"skipped": len(self.skipped)} if self.skipped else {})
 
     def plot(self, *, images: int = 12) -> "matplotlib.figure.Figure":

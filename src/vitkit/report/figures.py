@@ -77,7 +77,14 @@ def new_chart(width: Number, height: Number, *, title: str) -> Chart:
 
 def new_figure(width: Number, height: Number) -> Figure:
     """Return an empty figure of a size in points, without pyplot."""
-    return Figure(figsize=(width / POINTS_PER_INCH, height / POINTS_PER_INCH), facecolor="none")
+    return NotebookFigure(figsize=(width / POINTS_PER_INCH, height / POINTS_PER_INCH), facecolor="white")
+
+
+class NotebookFigure(Figure):
+    """A figure that notebooks show as a picture; a plain one without pyplot is shown as text."""
+
+    def _repr_png_(self) -> bytes:
+        return save_png(self)
 
 
 def add_axes(figure: Figure, left: Number, top: Number, width: Number, height: Number) -> Axes:
@@ -182,13 +189,13 @@ class ImageGrid:
     @property
     def width(self) -> float:
         """Return the width in points."""
-        return len(self.rows[0]) * (self.picture_size[0] + GAP) - GAP
+        return max(map(len, self.rows)) * (self.picture_size[0] + GAP) - GAP
 
-    def to_figure(self) -> Figure:
-        """Return the grid as a figure."""
+    def to_figure(self, *, min_width: int = 0) -> Figure:
+        """Return the grid as a figure; long heads may need more width than the pictures."""
         width, height = self.picture_size
         heads = HEAD * (len(self.row_heads) or 1)
-        figure = new_figure(self.width, heads + len(self.rows) * (height + CAPTION + GAP))
+        figure = new_figure(max(self.width, min_width), heads + len(self.rows) * (height + CAPTION + GAP))
         for column, head in enumerate(self.column_heads):
             add_text(figure, column * (width + GAP), 14, head, size=12, color="ink", bold=True, limit=26)
         top = float(0 if self.row_heads else HEAD)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from vitkit.core.lazy import lazy_attributes
 
 if TYPE_CHECKING:
+    from vitkit.api.deployment import benchmark
     from vitkit.api.prediction import predict
     from vitkit.api.run import Run
     from vitkit.api.system import cache_info, clear_cache, doctor
@@ -44,6 +45,7 @@ __all__ = [
     "VitkitError",
     "VitkitWarning",
     "__version__",
+    "benchmark",
     "cache_info",
     "clear_cache",
     "create",
@@ -75,6 +77,7 @@ _HOMES = {
     "VitkitError": "vitkit.core.errors",
     "VitkitWarning": "vitkit.core.errors",
     "__version__": "vitkit.core.version",
+    "benchmark": "vitkit.api.deployment",
     "cache_info": "vitkit.api.system",
     "clear_cache": "vitkit.api.system",
     "create": "vitkit.zoo.registry",

@@ -64,9 +64,7 @@ def test_rows_equal_the_lines_of_the_command(shell: Shell, options: dict[str, An
 
 @pytest.mark.parametrize("name", ["csv", "jsonl", "parquet"])
 @pytest.mark.parametrize("features", [False, True])
-def test_result_reads_from_the_file(
-    shell: Shell, monkeypatch: pytest.MonkeyPatch, name: str, features: bool
-) -> None:
+def test_result_reads_from_the_file(shell: Shell, monkeypatch: pytest.MonkeyPatch, name: str, features: bool) -> None:
     if name == "parquet":
         pytest.importorskip("pyarrow", reason="pyarrow is not installed")
     monkeypatch.setattr(outputs, "PARQUET_ROWS", 3)

@@ -100,12 +100,19 @@ def compare_outputs(outputs: EngineOutputs, reference: EngineOutputs) -> Agreeme
 
 
 def sample_images(
-    source: ImageSource, preprocessing: Preprocessing, *, images: int = 64, batch_size: int = 16, max_tried: int = 1024
+    source: ImageSource,
+    preprocessing: Preprocessing,
+    *,
+    images: int = 64,
+    batch_size: int = 16,
+    max_tried: int = 1024,
+    workers: int = 0,
 ) -> Iterator[Float[Tensor, "B C H W"]]:
     """Yield batches of the first readable images, preprocessed; at most `max_tried` images are read."""
     first = Subset(source, range(min(max_tried, len(source))))
-    size = min(batch_size, images)
-    with make_evaluation_loader(first, preprocessing=preprocessing, batch_size=size, lenient=True) as batches:
+    with make_evaluation_loader(
+        first, preprocessing=preprocessing, batch_size=min(batch_size, images), lenient=True, workers=workers
+    ) as batches:
         for batch in batches:
             readable = preprocessing.normalize(batch.pixels)[batch.labels.bool()][:images]
             if len(readable):

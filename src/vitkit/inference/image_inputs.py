@@ -90,6 +90,11 @@ def open_data_images(data: DataSource) -> ImageSource:
     return open_images([image for image, _ in pairs])
 
 
+def describe_data(data: DataSource) -> str:
+    """Return how messages name a dataset."""
+    return os.fspath(data) if isinstance(data, str | PathLike) else "images in memory"
+
+
 def open_images(images: Sequence[ImageLike]) -> ImageSource:
     """Open images in any form, in their order and sorted by name inside each directory or archive. Labels are ignored.
 

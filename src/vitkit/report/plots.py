@@ -9,9 +9,10 @@ from PIL import Image
 from vitkit.core.errors import DataError
 from vitkit.data.decode import decode
 from vitkit.data.verify import read_image
+from vitkit.inference.benchmark import BenchmarkResult, BenchmarkRow
 from vitkit.inference.predictions import ImagePrediction, Predictions
 from vitkit.report.colors import Rgb
-from vitkit.report.figures import THEME, add_axes, add_text, new_figure
+from vitkit.report.figures import SERIES, THEME, add_axes, add_text, new_figure
 from vitkit.report.html import visible
 
 # Predictions
@@ -65,9 +66,45 @@ def _describe_prediction(figure: Figure, prediction: ImagePrediction, *, left: f
         bar.set_ylim(0, 1)
         bar.add_patch(Rectangle((0, 0), 1, 1, facecolor=THEME["line"], linewidth=0))
         bar.add_patch(Rectangle((0, 0), prediction.probability, 1, facecolor=THEME["s0"], linewidth=0))
-        add_text(figure, left, top + 26, str(prediction.label), size=12, color="ink", bold=True, limit=14)
-        add_text(figure, left + TILE, top + 26, f"{prediction.probability:.1%}", size=12, align="right")
+        add_text(figure, left, top + 26, str(prediction.label), color="ink", bold=True, limit=16)
+        add_text(figure, left + TILE, top + 26, f"{prediction.probability:.1%}", align="right")
     elif prediction.error is not None:
         add_text(figure, left, top + 26, prediction.error, color="s5", limit=26)
     name = visible(prediction.file, limit=200)
     add_text(figure, left, top + 43, name if len(name) <= 26 else f"…{name[-25:]}", size=10)
+
+
+# Benchmark
+
+
+def plot_benchmark(result: BenchmarkResult) -> Figure:
+    """Draw images per second as bars, by engine and batch size."""
+    engines: dict[str, list[BenchmarkRow]] = {}
+    for row in result.rows:
+        engines.setdefault(f"{row.precision} {row.kind}", []).append(row)
+    sizes = list(dict.fromkeys(row.batch_size for row in result.rows))
+    bar, gap, left, width = 15, 16, 112, 420
+    height = len(engines) * (bar * len(sizes) + gap)
+    figure = new_figure(left + width + 76, 76 + height)
+    add_text(figure, 8, 22, f"{result.model} on {result.device}", size=14, color="ink", bold=True)
+    add_text(figure, 8, 40, "images per second; higher is faster")
+    for index, size in enumerate(sizes):
+        x = left + width + 68 - 76 * (len(sizes) - index)
+        add_text(figure, x, 40, "■", color=f"s{index % len(SERIES)}")
+        add_text(figure, x + 12, 40, f"batch {size}")
+    axes = add_axes(figure, left, 56, width, height)
+    axes.set_xlim(0, max(row.images_per_second for row in result.rows))
+    axes.set_ylim(height, 0)
+    axes.set_xticks([])
+    axes.set_yticks(
+        [number * (bar * len(sizes) + gap) + bar * len(sizes) / 2 for number in range(len(engines))], list(engines)
+    )
+    for number, rows in enumerate(engines.values()):
+        for index, row in enumerate(rows):
+            top = number * (bar * len(sizes) + gap) + index * bar
+            color = SERIES[f"s{index % len(SERIES)}"]
+            axes.barh(top + bar / 2, row.images_per_second, height=bar - 2, color=color, linewidth=0)
+            speed = f"{row.images_per_second:,.0f}" if row.images_per_second >= 100 else f"{row.images_per_second:.1f}"
+            end = row.images_per_second + axes.get_xlim()[1] * 0.01
+            axes.text(end, top + bar / 2, speed, va="center", fontsize=10, color=THEME["soft"])
+    return figure

@@ -128,7 +128,7 @@ class Run:
         """The evaluation of the finished model on test or validation images; None if there was none."""
         from vitkit.training.finalize import read_result
 
-        return read_result(self._directory, labels=self.labels)
+        return read_result(self._directory, labels=self.labels) if self.status == "finished" else None
 
     @property
     def history(self) -> History:

@@ -12,6 +12,19 @@ from vitkit.core.lazy import lazy_attributes
 
 if TYPE_CHECKING:
     from vitkit.api.deployment import benchmark
+    from vitkit.api.listing import list_models
+    from vitkit.api.models import (
+        adapt,
+        convert,
+        cost,
+        create,
+        describe_weights,
+        diff_weights,
+        load,
+        save,
+        table6,
+        verify,
+    )
     from vitkit.api.prediction import predict
     from vitkit.api.run import Run
     from vitkit.api.system import cache_info, clear_cache, doctor
@@ -27,8 +40,6 @@ if TYPE_CHECKING:
     from vitkit.model.vit import ViT
     from vitkit.training.callbacks import Callback
     from vitkit.training.config import RunConfig
-    from vitkit.weights.load import load, save
-    from vitkit.zoo.registry import create, list_models
 
 __all__ = [
     "BiT",
@@ -45,11 +56,16 @@ __all__ = [
     "VitkitError",
     "VitkitWarning",
     "__version__",
+    "adapt",
     "benchmark",
     "cache_info",
     "clear_cache",
+    "convert",
+    "cost",
     "create",
     "demo",
+    "describe_weights",
+    "diff_weights",
     "doctor",
     "finetune",
     "list_models",
@@ -58,7 +74,9 @@ __all__ = [
     "recipe",
     "save",
     "suite",
+    "table6",
     "train",
+    "verify",
 ]
 
 # `import vitkit` imports no torch: each name is imported from its home when it is first used.
@@ -77,20 +95,27 @@ _HOMES = {
     "VitkitError": "vitkit.core.errors",
     "VitkitWarning": "vitkit.core.errors",
     "__version__": "vitkit.core.version",
+    "adapt": "vitkit.api.models",
     "benchmark": "vitkit.api.deployment",
     "cache_info": "vitkit.api.system",
     "clear_cache": "vitkit.api.system",
-    "create": "vitkit.zoo.registry",
+    "convert": "vitkit.api.models",
+    "cost": "vitkit.api.models",
+    "create": "vitkit.api.models",
     "demo": "vitkit.api.training",
+    "describe_weights": "vitkit.api.models",
+    "diff_weights": "vitkit.api.models",
     "doctor": "vitkit.api.system",
     "finetune": "vitkit.api.training",
-    "list_models": "vitkit.zoo.registry",
-    "load": "vitkit.weights.load",
+    "list_models": "vitkit.api.listing",
+    "load": "vitkit.api.models",
     "predict": "vitkit.api.prediction",
     "recipe": "vitkit.api.training",
-    "save": "vitkit.weights.load",
+    "save": "vitkit.api.models",
     "suite": "vitkit.api.training",
+    "table6": "vitkit.api.models",
     "train": "vitkit.api.training",
+    "verify": "vitkit.api.models",
 }
 
 _HINTS = {

@@ -136,9 +136,7 @@ def test_classifier_is_replaced_by_a_zero_head(model: ViT) -> None:
 def test_input_size_changes_as_by_adapt(settings: dict[str, object], tmp_path: Path) -> None:
     model = vitkit.create("Ti/16", image_size=32, num_classes=4, settings={"depth": 1, **settings})
     vitkit.save(model, tmp_path / "model")
-    from vitkit.weights.adapt import adapt  # noqa: PLC0415  replaced by vitkit.adapt
-
-    expected = adapt(str(tmp_path / "model"), image_size=48, patch_size=8).model
+    expected = vitkit.adapt(str(tmp_path / "model"), image_size=48, patch_size=8).model
     assert isinstance(model, ViT)
     model.set_input_size(48, patch_size=8)
     assert (model.config.grid, model.preprocess.image_size) == ((6, 6), 48)

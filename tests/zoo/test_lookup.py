@@ -16,7 +16,7 @@ from vitkit.core.errors import ConfigError, UnknownNameError, VitkitError
 from vitkit.model.config import BiTConfig, ViTConfig
 from vitkit.model.resnet import BiT
 from vitkit.model.vit import ViT
-from vitkit.zoo.registry import configure, create, find_variant, find_variants, list_models, parse_image_size
+from vitkit.zoo.registry import configure, create, find_variant, find_variants, parse_image_size
 from vitkit.zoo.variants import VARIANTS
 
 OWNERS = {known: variant.name for variant in VARIANTS for known in (variant.name, *variant.aliases)}
@@ -93,7 +93,7 @@ def test_timm_tag_is_ignored() -> None:
 
 
 def test_list_models_lists_every_variant_in_order() -> None:
-    assert list_models() == [variant.name for variant in VARIANTS]
+    assert vitkit.list_models() == [variant.name for variant in VARIANTS]
 
 
 @pytest.mark.parametrize(
@@ -110,24 +110,22 @@ def test_list_models_lists_every_variant_in_order() -> None:
     ],
 )
 def test_wildcards_match_names_and_aliases_in_any_case(pattern: str, names: list[str]) -> None:
-    assert list_models(pattern) == names
+    assert vitkit.list_models(pattern) == names
     assert [variant.name for variant in find_variants(pattern)] == names
 
 
 def test_pattern_without_match_is_an_error() -> None:
     with pytest.raises(UnknownNameError, match="no model matches nothing"):
-        list_models("nothing*")
+        vitkit.list_models("nothing*")
     with pytest.raises(UnknownNameError, match="no pretrained weights match nothing"):
-        list_models("nothing*", pretrained=True)
+        vitkit.list_models("nothing*", pretrained=True)
 
 
 def test_pretrained_weights_are_listed_by_source() -> None:
-    assert list_models("google/vit-base-patch16-384", pretrained=True) == ["hub:google/vit-base-patch16-384"]
+    assert vitkit.list_models("google/vit-base-patch16-384", pretrained=True) == ["google/vit-base-patch16-384"]
 
 
 def test_package_exports_the_functions() -> None:
-    assert vitkit.create is create
-    assert vitkit.list_models is list_models
     assert {"create", "list_models"} <= set(dir(vitkit))
     with pytest.raises(AttributeError, match="no attribute 'anything'"):
         _ = vitkit.anything

@@ -123,6 +123,28 @@ def commit_directory(path: Path | str, fill: Callable[[Path], None]) -> None:
     sync_directory(path.parent)
 
 
+def replace_directory(path: Path | str, fill: Callable[[Path], None]) -> None:
+    """Let `fill` write a directory that replaces an existing one when it is complete, with all that was in it.
+
+    After an error `path` is unchanged.
+    """
+    path = Path(path).resolve()
+    if not path.exists():
+        commit_directory(path, fill)
+        return
+    new, old = (path.with_name(f".{path.name}.{os.getpid()}.{part}.tmp") for part in ("new", "old"))
+    shutil.rmtree(new, ignore_errors=True)
+    commit_directory(new, fill)
+    path.rename(old)
+    try:
+        new.rename(path)
+    except BaseException:
+        old.rename(path)
+        raise
+    sync_directory(path.parent)
+    shutil.rmtree(old, ignore_errors=True)
+
+
 def remove_temporary_files(directory: Path | str) -> None:
     """Remove the temporary files and directories that a killed process left in a directory."""
     for leftover in Path(directory).glob(".*.tmp"):

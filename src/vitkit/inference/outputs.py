@@ -359,11 +359,11 @@ def fingerprint_weights(model: ModelSource) -> str | None:
     sizes and times: reading them would take as long as loading the model.
     """
     try:
-        path = resolve_source(model)  # type: ignore[arg-type]
+        path = resolve_source(model)
     except WeightsError:  # raised again when the model is loaded
         return None
     if not isinstance(path, Path):
-        return load_bundle(path).fingerprint()  # type: ignore[unreachable]
+        return load_bundle(path).fingerprint()
     if (path / CHECKSUMS).is_file():
         return sha256(path / CHECKSUMS)
     files = _weight_files(path)

@@ -24,8 +24,8 @@ from vitkit.core.shapes import Tensor
 from vitkit.training.distributed import distribute_like, gather_full
 from vitkit.training.optim import EMA
 from vitkit.weights.artifact import check_checksums, read_json, read_tensors, write_checksums, write_json
-
-TENSORS_FILE, PROGRESS_FILE = "state.safetensors", "state.json"
+from vitkit.weights.run_checkpoint import PROGRESS as PROGRESS_FILE
+from vitkit.weights.run_checkpoint import TENSORS as TENSORS_FILE
 
 
 @dataclass

@@ -49,13 +49,13 @@ from vitkit.training.run_dir import (
     RunLogs,
     claim_run_dir,
     explain_io_errors,
-    find_best,
     read_metrics,
     was_evaluated,
 )
 from vitkit.training.trainer import Trainer
 from vitkit.weights.artifact import write_json
 from vitkit.weights.bundle import ModelBundle
+from vitkit.weights.run_checkpoint import write_description
 from vitkit.zoo.registry import create
 
 MAX_EVALUATIONS = 20
@@ -149,10 +149,12 @@ def complete_run(context: RunContext) -> dict[str, object]:
         ranks=ranks,
         teacher=teacher.select_classes(labels) if teacher else None,
     )
+    bundle = ModelBundle(name=name, config=model_config, state={}, preprocessing=preprocessing, labels=labels)
+    run_on_main(ranks, lambda _: write_description(context.run_dir.path, bundle))
     run_loop(context, trainer, data, intervals)
 
     weights, wrapper = final_weights(trainer, model)
-    bundle = ModelBundle(name=name, config=model_config, state=weights, preprocessing=preprocessing, labels=labels)
+    bundle = replace(bundle, state=weights)
     summary = run_on_main(
         ranks, lambda heartbeat: finalize_run(context, bundle, data, wrapper=wrapper, heartbeat=heartbeat)
     )
@@ -179,7 +181,7 @@ def run_loop(context: RunContext, trainer: Trainer, data: RunData, intervals: In
             callback=context.callback,
             logs=logs,
             evaluator=make_evaluator(trainer, data.val, context) if data.val else None,
-            best=find_best(run_dir),
+            best=metrics_log.find_best(run_dir.metrics),
         )
         if not loop.run(evaluate_first=bool(ranks.broadcast_int(int(evaluate_first)))):
             raise StopRequested
@@ -331,6 +333,6 @@ def with_lr(config: RunConfig, lr: float) -> RunConfig:
 def read_trial(lr: float, result: RunResult) -> Trial:
     """Return the last evaluation of a finished run."""
     last = next((record for record in reversed(read_metrics(result.run_dir)) if "val_top1" in record), None)
-    if last is None or find_best(result.run_dir) is None:
+    if last is None or metrics_log.find_best(result.run_dir.metrics) is None:
         raise ConfigError("the trial was not evaluated: there are too few images to hold any out")
     return Trial(lr=lr, val_top1=float(str(last["val_top1"])), val_loss=float(str(last["val_loss"])))

@@ -2,6 +2,7 @@
 
 config.toml            format version and resolved configuration
 decisions.json         what was chosen for the user, and why
+model.json             description of the model, for its checkpoints
 data.json              sizes and fingerprints of the splits
 bad_files.csv          unreadable images and the reasons
 metrics.jsonl          log that every repetition of the run reproduces
@@ -16,10 +17,9 @@ summary.json           the result; a run that has one is finished
 
 import errno
 import json
-import math
 import os
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -45,6 +45,7 @@ from vitkit.training.config import (
     RunConfig,
 )
 from vitkit.training.distributed import Ranks, run_on_main
+from vitkit.weights import run_checkpoint
 
 FORMAT_VERSION = 2
 """Version of the files in a run directory, in the first line of config.toml."""
@@ -62,6 +63,7 @@ class RunDir:
         self.path = Path(path)
         self.config = self.path / "config.toml"
         self.decisions = self.path / "decisions.json"
+        self.model = self.path / run_checkpoint.DESCRIPTION
         self.data = self.path / "data.json"
         self.bad_files = self.path / "bad_files.csv"
         self.metrics = self.path / "metrics.jsonl"
@@ -224,7 +226,15 @@ def rollback(run_dir: RunDir) -> None:
     models = [path for prefix in MODEL_DIRS for path in run_dir.path.glob(f"{prefix}*")]
     for directory in (run_dir.checkpoints, run_dir.path / "tensorboard", *models):
         shutil.rmtree(directory, ignore_errors=True)
-    files = (run_dir.decisions, run_dir.bad_files, run_dir.data, run_dir.metrics, run_dir.speed, run_dir.config)
+    files = (
+        run_dir.decisions,
+        run_dir.bad_files,
+        run_dir.data,
+        run_dir.metrics,
+        run_dir.speed,
+        run_dir.model,
+        run_dir.config,
+    )
     for file in files:
         file.unlink(missing_ok=True)
 
@@ -297,26 +307,6 @@ def open_tensorboard(run_dir: RunDir, *, step: int) -> Any:
 def read_metrics(run_dir: RunDir) -> list[MetricsRecord]:
     """Return the records of the metrics log."""
     return metrics_log.read_metrics(run_dir.metrics) if run_dir.metrics.exists() else []
-
-
-def validation_score(metrics: Mapping[str, object]) -> float:
-    """Return the number by which evaluations are ranked: top-1 accuracy, or minus the loss if there are no labels.
-
-    >>> validation_score({"val_loss": 0.5, "val_top1": 0.9}), validation_score({"val_loss": 0.5})
-    (0.9, -0.5)
-    """
-    score = float(str(metrics["val_top1"])) if "val_top1" in metrics else -float(str(metrics["val_loss"]))
-    return -math.inf if math.isnan(score) else score
-
-
-def find_best(run_dir: RunDir) -> tuple[float, int] | None:
-    """Return the best validation score in the log and the first step that reached it."""
-    best: tuple[float, int] | None = None
-    for record in read_metrics(run_dir):
-        step = record["step"]
-        if "val_loss" in record and isinstance(step, int) and (best is None or validation_score(record) > best[0]):
-            best = (validation_score(record), step)
-    return best
 
 
 def was_evaluated(run_dir: RunDir, step: int) -> bool:

@@ -41,6 +41,7 @@ WEIGHTS, CONFIG, PREPROCESSING = "model.safetensors", "config.json", "preprocess
 LABELS, REFERENCE, MODEL_CARD, CHECKSUMS = "labels.json", "reference.json", "README.md", "checksums.json"
 FILES = (WEIGHTS, CONFIG, PREPROCESSING, LABELS, REFERENCE)
 """Files that are not loaded if they have changed. The model card may be edited."""
+ALL_FILES = (*FILES, MODEL_CARD, CHECKSUMS)
 FORMAT_NAME, FORMAT_TITLE = "vitkit", "vitkit artifact"
 FORMAT_VERSION = 3
 """Version 3 renamed configuration keys (`num_classes`, `crop_fraction`); earlier artifacts are refused."""

@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 from vitkit.core.config import format_settings
+from vitkit.core.result import Result
 from vitkit.core.sizes import Size, pair
 from vitkit.model.config import BiTConfig
 from vitkit.zoo.flops import FlopsByPart, count_forward_flops
@@ -27,8 +28,8 @@ TABLE6 = (
 """Model, epochs on JFT-300M and the paper's exaFLOPs in Table 6."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Cost:
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Cost(Result):
     """Operations and memory of a model, and of a training run if `images` is given.
 
     Memory is for float32 weights and Adam. `activation_bytes` is what autograd saves per image in training.
@@ -91,7 +92,7 @@ class Cost:
         }
 
 
-def cost(
+def count_cost(
     model: str | ModelConfig,
     *,
     image_size: Size | None = None,
@@ -103,7 +104,7 @@ def cost(
 ) -> Cost:
     """Count the parameters, operations and memory of a model without allocating it.
 
-    >>> round(cost("B/16", images=303_000_000, epochs=7).exaflops)
+    >>> round(count_cost("B/16", images=303_000_000, epochs=7).exaflops)
     224
     """
     config = configure(model, image_size=image_size, num_classes=num_classes, settings=settings)
@@ -207,8 +208,8 @@ class Table6Row:
     counted_without_padding: float
 
 
-@dataclass(frozen=True)
-class Table6:
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Table6(Result):
     """Table 6 of the paper: exaFLOPs of pre-training, compared with our counts.
 
     The paper's ResNet rows match only if products with a convolution's zero padding are not counted, as its accelerator
@@ -222,10 +223,10 @@ class Table6:
         return {"rows": [asdict(row) for row in self.rows]}
 
 
-def table6() -> Table6:
+def count_table6() -> Table6:
     """Count the operations of every run of Table 6.
 
-    >>> row = table6().rows[1]
+    >>> row = count_table6().rows[1]
     >>> row.model, row.paper, round(row.counted)
     ('B/16', 224.0, 224)
     """

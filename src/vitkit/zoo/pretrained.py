@@ -9,6 +9,7 @@ scores of the files it was converted from.
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, field, replace
 from fnmatch import fnmatchcase
+from functools import cache
 from typing import TYPE_CHECKING, Literal
 
 from vitkit.core.config import to_mapping
@@ -99,6 +100,42 @@ def find_pretrained(pattern: str = "*") -> tuple[PretrainedWeights, ...]:
     return matches
 
 
+@cache
+def get_pretrained_names() -> dict[str, PretrainedWeights]:
+    """Return the weights of every name that can be loaded: of models, of timm and on the hub.
+
+    A name that several weights share stands for timm's default: pre-trained on ImageNet-21k and fine-tuned if possible.
+    """
+    on_hub = [row for row in PRETRAINED if row.source.startswith("hub:") and row.format]
+    timm = {row.source.removeprefix("hub:timm/"): row for row in on_hub if row.format == "timm"}
+    names: dict[str, PretrainedWeights] = {}
+    for row in timm.values():
+        names.setdefault(row.model, row)
+    for name, row in timm.items():
+        names.setdefault(name.partition(".")[0], row)
+    return names | timm | {row.source.removeprefix("hub:"): row for row in on_hub}
+
+
+def find_pretrained_name(name: str) -> PretrainedWeights | None:
+    """Return the weights that a name stands for, in any case, or None.
+
+    >>> find_pretrained_name("b/16").source
+    'hub:timm/vit_base_patch16_224.augreg2_in21k_ft_in1k'
+    """
+    return next((row for each, row in get_pretrained_names().items() if each.lower() == name.lower()), None)
+
+
+def find_pretrained_names(pattern: str = "*") -> dict[str, PretrainedWeights]:
+    """Return the names that match a wildcard pattern, else those of weights whose format matches it.
+
+    >>> list(find_pretrained_names("ti/*"))
+    ['Ti/16']
+    """
+    names, matches = get_pretrained_names(), find_pretrained(pattern)
+    named = {name: row for name, row in names.items() if fnmatchcase(name.lower(), pattern.lower())}
+    return named or {name: row for name, row in names.items() if row in matches}
+
+
 def find_pretrained_file(name: str, *, format: str) -> PretrainedWeights | None:  # noqa: A002  the field's name
     """Return the published weights with this file name and format, if there are any.
 
@@ -111,7 +148,8 @@ def find_pretrained_file(name: str, *, format: str) -> PretrainedWeights | None:
 
 def _names(row: PretrainedWeights) -> tuple[str, ...]:
     repository = row.source.removeprefix("hub:")
-    return row.source, repository, repository.rpartition("/")[2], row.model, row.format or ""
+    file = repository.rpartition("/")[2]
+    return row.source, repository, file, file.partition(".")[0], row.model, row.format or ""
 
 
 # Google's files

@@ -73,21 +73,6 @@ def find_variants(pattern: str = "*") -> tuple[Variant, ...]:
     return matches
 
 
-def list_models(pattern: str = "*", *, pretrained: bool = False) -> list[str]:
-    """List the names of models, or the sources of pretrained weights, that match a wildcard pattern.
-
-    >>> list_models("H/*")
-    ['H/14']
-    >>> list_models("vit_h_14*", pretrained=True)[0]
-    'https://download.pytorch.org/models/vit_h_14_swag-80465313.pth'
-    """
-    if pretrained:
-        from vitkit.zoo.pretrained import find_pretrained
-
-        return [weights.source for weights in find_pretrained(pattern)]
-    return [variant.name for variant in find_variants(pattern)]
-
-
 def parse_image_size(alias: str) -> int:
     """Return the image size at the end of a timm or hub name, or 224."""
     match = re.search(r"[-_](\d{3})(-in21k)?$", alias)
@@ -105,7 +90,7 @@ def get_model_name(config: ModelConfig) -> str:
     'ViT 768 wide, 3 deep, patches of 16'
     """
     for variant in VARIANTS:
-        if _dimensions(variant.config) == _dimensions(config):
+        if get_dimensions(variant.config) == get_dimensions(config):
             return variant.name
     if isinstance(config, BiTConfig):
         return f"BiT {config.width_factor} wide, {'-'.join(map(str, config.units))} units"
@@ -114,7 +99,8 @@ def get_model_name(config: ModelConfig) -> str:
     return f"ViT {config.width} wide, {config.depth} deep, patches of {patches}"
 
 
-def _dimensions(config: ModelConfig) -> tuple[object, ...]:
+def get_dimensions(config: ModelConfig) -> tuple[object, ...]:
+    """Return what the weights of a model are made for: the patch size first, then everything else."""
     if isinstance(config, BiTConfig):
         return ("BiT", config.units, config.width_factor, config.root)
     backbone = config.backbone and (config.backbone.units, config.backbone.root_width, config.backbone.root)

@@ -10,9 +10,9 @@ import torch
 from cli.tiny_runs import Shell, photos, tree
 from PIL import Image
 
+import vitkit
 from vitkit.data.preprocessing import get_preprocessing
 from vitkit.weights import artifact as artifact_io
-from vitkit.weights import verify as verify_module
 from vitkit.weights.bundle import ModelBundle
 from vitkit.weights.convert import write_format
 from vitkit.weights.formats.registry import FORMATS, get_format
@@ -222,7 +222,11 @@ def test_source_is_never_overwritten(shell):
     ("arguments", "error", "hint"),
     [
         (("info", "smal1"), "smal1: no such file or directory", "did you mean small?"),
-        (("info", "nowhere/at-all"), "nowhere/at-all: no such file or directory", "name a run"),
+        (
+            ("info", "nowhere/at-all"),
+            "nowhere/at-all: no such file or directory, and no published model of that name",
+            "for Hugging Face",
+        ),
         (("info", "small.npz", "--format", "gogle"), "unknown weight format gogle", "did you mean google?"),
         (
             ("convert", "small", "x", "--to", "vitkitt"),
@@ -557,7 +561,7 @@ AGREES = VerificationResult(
 def verification(monkeypatch: pytest.MonkeyPatch) -> dict[str, VerificationResult]:
     """The result that `verify` returns, whatever the file."""
     results = {"next": AGREES}
-    monkeypatch.setattr(verify_module, "verify", lambda source, *, format=None: results["next"])  # noqa: A006
+    monkeypatch.setattr(vitkit, "verify", lambda source, *, format=None: results["next"])  # noqa: A006
     return results
 
 

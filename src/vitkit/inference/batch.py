@@ -152,7 +152,7 @@ def open_predictor(
     model: ModelSource, options: PredictionOptions, *, device: torch.device, report: Report
 ) -> Predictor:
     """Load a model with the engine that the options select. Report a native build, and why a slower engine is used."""
-    loaded = model if isinstance(model, Model) else load(model)  # type: ignore[arg-type]
+    loaded = model if isinstance(model, Model) else load(model)
     precision, merge = options.precision, options.merge
     build_native_if_needed(loaded, precision=precision, device=device, merge=merge, report=report)
     predictor = Predictor(loaded, device=device, batch_size=options.batch_size, precision=precision, merge=merge)

@@ -76,7 +76,7 @@ class Predictor:
         self.precision = check_precision(precision)
         self.device, self.batch_size, self.merge = resolve_device(str(device)), batch_size, merge
         # Engines have copies in evaluation mode, so the model of a caller is neither moved nor changed.
-        self.model = source if isinstance(source, Model) else load(source, device=self.device)  # type: ignore[arg-type]
+        self.model = source if isinstance(source, Model) else load(source, device=self.device)
         self.engine, self.fallback_reason = select_engine(
             self.model, precision=precision, device=self.device, merge=merge
         )

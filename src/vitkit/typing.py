@@ -1,9 +1,8 @@
 """Types of the arguments of public functions. Importing this module imports no torch."""
 
-import pathlib
 from collections.abc import Mapping, Sequence
 from os import PathLike
-from typing import TYPE_CHECKING, Protocol, TypeAlias, Union, runtime_checkable
+from typing import TYPE_CHECKING, TypeAlias, Union
 
 from vitkit.core.sizes import Size
 
@@ -16,20 +15,12 @@ if TYPE_CHECKING:
 __all__ = ["DataSource", "ImageLike", "ModelSource", "Path", "Settings", "Size"]
 
 
-@runtime_checkable
-class RunHandle(Protocol):
-    """What a `Run` has: the path of its directory."""
-
-    @property
-    def path(self) -> pathlib.Path: ...
-
-
 # Forward references have full names, so that they are resolved in every module that uses these types.
 Path: TypeAlias = str | PathLike[str]
-ModelSource: TypeAlias = Union[str, PathLike[str], "torch.nn.Module", RunHandle]
+ModelSource: TypeAlias = Union[str, PathLike[str], "torch.nn.Module"]
 """A run, an artifact, a weight file, `hub:owner/name`, the name of a published model, or a model itself.
 
-A model is a ViT or BiT, also as wrapped by `torch.compile` or DistributedDataParallel.
+A `Run` is a path, too. A model is a ViT or BiT, also as wrapped by `torch.compile` or DistributedDataParallel.
 """
 ImageLike: TypeAlias = Union[
     str, PathLike[str], bytes, "PIL.Image.Image", "numpy.typing.NDArray[numpy.uint8]", "torch.Tensor"

@@ -4,6 +4,7 @@ The first registered format that matches a file's names and shapes infers the co
 file's tensors to vitkit's.
 """
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,7 +20,7 @@ from vitkit.data.image_processors import find_unknown_keys
 from vitkit.data.preprocessing import Preprocessing, get_preprocessing
 from vitkit.model.resnet import BiT
 from vitkit.model.vit import ViT
-from vitkit.typing import ModelSource, RunHandle
+from vitkit.typing import ModelSource
 from vitkit.typing import Path as PathType
 from vitkit.weights import artifact as artifact_io
 from vitkit.weights.adapt_bundle import AdaptRequest, adapt_bundle
@@ -221,7 +222,7 @@ def resolve_source(source: ModelSource, *, format: str | None = None) -> Path | 
     find_format(format)
     if isinstance(source, nn.Module):
         return unwrap_model(source)
-    path = Path(source.path if isinstance(source, RunHandle) else source)
+    path = Path(source)
     if not path.exists():
         name = str(path)
         weights = None if name.startswith(PREFIX) else find_pretrained_name(name)
@@ -238,7 +239,7 @@ def source_name(source: ModelSource) -> str:
         model = unwrap_model(source)
         set_defaults(model)
         return model.name
-    return str(source.path if isinstance(source, RunHandle) else source)
+    return os.fspath(source)
 
 
 def source_path(source: ModelSource) -> Path | None:

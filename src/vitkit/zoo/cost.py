@@ -236,7 +236,7 @@ def count_table6() -> Table6:
         return TRAINING_FACTOR * flops * JFT_IMAGES * epochs / EXA
 
     return Table6(
-        tuple(
+        rows=tuple(
             Table6Row(
                 model=model,
                 epochs=epochs,

@@ -190,7 +190,7 @@ def load_subject(source: ModelSource, images: DataSource | None, *, workers: int
             model: Model = create(source).eval()
             note = "The weights are random, so agreement is not measured."
             return BenchmarkSubject(model, get_model_name(model.config), [], note)
-    loaded = source if isinstance(source, Model) else load(source)  # type: ignore[arg-type]
+    loaded = source if isinstance(source, Model) else load(source)
     title = loaded.name or get_model_name(loaded.config)
     example = reference_image(loaded.config)
     if images is None:

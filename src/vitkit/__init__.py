@@ -11,7 +11,11 @@ from typing import TYPE_CHECKING
 from vitkit.core.lazy import lazy_attributes
 
 if TYPE_CHECKING:
+    from vitkit.api.comparison import compare
+    from vitkit.api.data import check_data, check_data_quality
     from vitkit.api.deployment import benchmark
+    from vitkit.api.evaluation import evaluate, fewshot
+    from vitkit.api.inspection import inspect
     from vitkit.api.listing import list_models
     from vitkit.api.models import (
         adapt,
@@ -59,7 +63,10 @@ __all__ = [
     "adapt",
     "benchmark",
     "cache_info",
+    "check_data",
+    "check_data_quality",
     "clear_cache",
+    "compare",
     "convert",
     "cost",
     "create",
@@ -67,7 +74,10 @@ __all__ = [
     "describe_weights",
     "diff_weights",
     "doctor",
+    "evaluate",
+    "fewshot",
     "finetune",
+    "inspect",
     "list_models",
     "load",
     "predict",
@@ -98,7 +108,10 @@ _HOMES = {
     "adapt": "vitkit.api.models",
     "benchmark": "vitkit.api.deployment",
     "cache_info": "vitkit.api.system",
+    "check_data": "vitkit.api.data",
+    "check_data_quality": "vitkit.api.data",
     "clear_cache": "vitkit.api.system",
+    "compare": "vitkit.api.comparison",
     "convert": "vitkit.api.models",
     "cost": "vitkit.api.models",
     "create": "vitkit.api.models",
@@ -106,7 +119,10 @@ _HOMES = {
     "describe_weights": "vitkit.api.models",
     "diff_weights": "vitkit.api.models",
     "doctor": "vitkit.api.system",
+    "evaluate": "vitkit.api.evaluation",
+    "fewshot": "vitkit.api.evaluation",
     "finetune": "vitkit.api.training",
+    "inspect": "vitkit.api.inspection",
     "list_models": "vitkit.api.listing",
     "load": "vitkit.api.models",
     "predict": "vitkit.api.prediction",

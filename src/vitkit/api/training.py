@@ -312,10 +312,10 @@ def demo(*, out: Path = "runs/demo", quick: bool = False, progress: bool | None 
             callback.on_message(f"{number}/{len(runs)} · {title}")
             if run_training(config, path / name, callback=callback, stop=stop).summary is None:
                 raise interruption(path, stop)
-    from vitkit.api.evaluation import compare
+    from vitkit.api.comparison import compare
 
     scratch, tuned = path / "from-scratch", path / "fractals-then-digits"
-    comparison = compare([str(scratch), str(tuned)], data="digits", workers=0)
+    comparison = compare([scratch, tuned], data="digits", workers=0, progress=progress)
     return replace(comparison, report_path=tuned / "report.html")
 
 

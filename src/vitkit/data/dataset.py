@@ -98,6 +98,8 @@ class Dataset:
 
     path: str
     splits: Mapping[str, ImageSource]
+    left_out: tuple[str, ...] = ()
+    """Images at the path that are in no split, because the layout has no place for them."""
 
     @cached_property
     def first_split(self) -> ImageSource:

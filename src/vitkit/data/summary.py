@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,11 +18,14 @@ from PIL import Image, ImageDraw, ImageFont, ImageOps
 from vitkit.core.errors import DataError, summarize
 from vitkit.core.files import write_bytes
 from vitkit.core.formatting import format_plural
+from vitkit.core.result import Result, draw
 from vitkit.data.dataset import UNLABELED, Dataset, ImageSource, hash_image
 from vitkit.data.decode import ImageHeader, decode, read_header
 from vitkit.data.layouts.files import shorten_list
-from vitkit.data.layouts.registry import open_dataset
 from vitkit.data.verify import BadFile, check_image, map_images, read_image
+
+if TYPE_CHECKING:
+    import matplotlib.figure
 
 MIN_IMAGES_PER_CLASS = 5
 MAX_IMBALANCE = 10
@@ -35,6 +38,13 @@ class SizeRange(NamedTuple):
     minimum: int
     median: int
     maximum: int
+
+
+class ImageSizes(NamedTuple):
+    """Heights and widths of images."""
+
+    height: SizeRange
+    width: SizeRange
 
 
 class DuplicateMember(NamedTuple):
@@ -72,11 +82,11 @@ class DuplicateGroup:
         }
 
 
-@dataclass(frozen=True, kw_only=True)
-class DataSummary:
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class DataSummary(Result):
     """Result of `check_data`. Counts include bad files, which have no size and mode."""
 
-    path: str
+    data: Dataset
     layout: str
     splits: Mapping[str, int]
     """Number of images of each split."""
@@ -84,15 +94,28 @@ class DataSummary:
     split_counts: Mapping[str, tuple[int, ...]]
     """Number of images of each class by label, for each split."""
     unlabeled: int
-    height: SizeRange | None
-    width: SizeRange | None
+    sizes: ImageSizes | None
     modes: Mapping[str, int]
     """Number of images of each format and mode, most frequent first."""
     duplicates: tuple[DuplicateGroup, ...]
     bad: tuple[tuple[str, BadFile], ...]
     """Bad files, each with its split."""
-    warnings: tuple[str, ...]
+    left_out: tuple[str, ...] = ()
+    """Images that the layout does not use, such as those next to class folders."""
     contact_sheet: Path | None = None
+
+    @property
+    def path(self) -> str:
+        """Path of the dataset."""
+        return self.data.path
+
+    def highlights(self) -> dict[str, object]:
+        """Return the layout and the counts."""
+        return {"layout": self.layout, "images": self.images, "classes": len(self.classes), "bad": len(self.bad)}
+
+    def plot(self) -> "matplotlib.figure.Figure":
+        """Draw a contact sheet: thumbnails of each class."""
+        return draw("plot_contact_sheet", self)
 
     @property
     def images(self) -> int:
@@ -107,7 +130,7 @@ class DataSummary:
 
     def to_dict(self) -> dict[str, object]:
         """Return the JSON of `vitkit data check`."""
-        sizes = {"height": self.height._asdict(), "width": self.width._asdict()} if self.height and self.width else None
+        sizes = self.sizes and {side: size._asdict() for side, size in self.sizes._asdict().items()}
         return {
             "path": self.path,
             "layout": self.layout,
@@ -123,15 +146,15 @@ class DataSummary:
             "sizes": sizes,
             "modes": dict(self.modes),
             "duplicates": [group.to_dict(self.classes) for group in self.duplicates],
+            "left_out": list(self.left_out),
             "warnings": list(self.warnings),
             "contact_sheet": None if self.contact_sheet is None else str(self.contact_sheet),
         }
 
 
-def check_data(
-    data: Dataset | Path | str,
+def summarize_dataset(
+    dataset: Dataset,
     *,
-    layout: str | None = None,
     channels: int = 3,
     contact_sheet: Path | str | None = None,
     workers: int | None = None,
@@ -141,7 +164,6 @@ def check_data(
 
     `workers` is the number of processes, by default one per core. `contact_sheet` is a PNG file to write.
     """
-    dataset = data if isinstance(data, Dataset) else open_dataset(data, layout=layout)
     if workers is None:
         workers = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     headers: list[ImageHeader] = []
@@ -169,20 +191,21 @@ def check_data(
     if bad:
         warnings.append(f"{len(bad)} of {total} images cannot be used ({len(bad) / total:.1%})")
     warnings += _warn_about_classes(dataset.classes, split_counts)
+    warnings += _list(dataset.left_out, "image is", "images are", "in no class folder, and left out")
     warnings += _warn_about_duplicates(duplicates)
     warnings += _warn_about_sizes(headers)
     return DataSummary(
-        path=dataset.path,
+        data=dataset,
         layout=dataset.layout,
         classes=dataset.classes,
         splits={split: len(source) for split, source in dataset.splits.items()},
         split_counts=split_counts,
         unlabeled=sum(int((source.labels == UNLABELED).sum()) for source in dataset.splits.values()),
-        height=_get_range([header.height for header in headers]),
-        width=_get_range([header.width for header in headers]),
+        sizes=_get_sizes(headers),
         modes=dict(Counter(f"{header.format} {header.mode}" for header in headers).most_common()),
         duplicates=duplicates,
         bad=tuple(bad),
+        left_out=dataset.left_out,
         warnings=tuple(warnings),
         contact_sheet=None if contact_sheet is None else Path(contact_sheet),
     )
@@ -200,8 +223,10 @@ def _check_one(source: ImageSource, index: int, *, channels: int) -> tuple[Image
         return None, summarize(error), checksum
 
 
-def _get_range(numbers: Sequence[int]) -> SizeRange | None:
-    return SizeRange(min(numbers), int(statistics.median(numbers)), max(numbers)) if numbers else None
+def _get_sizes(headers: Sequence[ImageHeader]) -> ImageSizes | None:
+    sides = [header.height for header in headers], [header.width for header in headers]
+    ranges = [SizeRange(min(side), int(statistics.median(side)), max(side)) for side in sides if side]
+    return ImageSizes(*ranges) if ranges else None
 
 
 def _warn_about_classes(classes: Sequence[str], split_counts: Mapping[str, Sequence[int]]) -> list[str]:
@@ -259,7 +284,17 @@ _BACKGROUND, _CELL, _TEXT, _LIGHT, _RED = "#ffffff", "#f1f3f5", "#1f2328", "#6e7
 
 
 def write_contact_sheet(dataset: Dataset, path: Path | str, *, columns: int = 8) -> None:
-    """Write a PNG with a row of thumbnails per class, evenly selected from the training split."""
+    """Write a contact sheet as a PNG file."""
+    file = io.BytesIO()
+    draw_contact_sheet(dataset, columns=columns).save(file, "PNG", optimize=True)
+    try:
+        write_bytes(path, file.getvalue())
+    except OSError as error:
+        raise DataError(f"{path}: cannot be written: {error.strerror}") from error
+
+
+def draw_contact_sheet(dataset: Dataset, *, columns: int = 8) -> Image.Image:
+    """Draw a row of thumbnails per class, evenly selected from the training split."""
     split = "train" if "train" in dataset.splits else next(iter(dataset.splits))
     source = dataset.splits[split]
     rows: list[tuple[int | None, list[int]]] = [
@@ -282,12 +317,7 @@ def write_contact_sheet(dataset: Dataset, path: Path | str, *, columns: int = 8)
             _draw_label(pen, dataset.classes[label], int((source.labels == label).sum()), top=top)
         for column, index in enumerate(indices):
             _draw_thumbnail(sheet, pen, source, index, position=(left + column * step, top))
-    file = io.BytesIO()
-    sheet.save(file, "PNG", optimize=True)
-    try:
-        write_bytes(path, file.getvalue())
-    except OSError as error:
-        raise DataError(f"{path}: cannot be written: {error.strerror}") from error
+    return sheet
 
 
 def _select_evenly(indices: NDArray[np.int64], count: int) -> list[int]:

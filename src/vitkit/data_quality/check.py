@@ -1,14 +1,18 @@
 """Quality check of a dataset: near-duplicates and label errors."""
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from vitkit.core.errors import ConfigError
+import torch
+
+from vitkit.core.result import Result, draw
+from vitkit.core.signals import ProgressFunction, ignore_progress, start_task
 from vitkit.data.dataset import UNLABELED, Dataset, ImageSource
-from vitkit.data.layouts.registry import open_dataset
-from vitkit.data.verify import BadFile, logger, skip_unreadable
+from vitkit.data.loader import CPU
+from vitkit.data.verify import BadFile, skip_unreadable
 from vitkit.data_quality.label_errors import MIN_SCORE, REPORTED_NEIGHBORS, LabelIssue, find_label_issues
 from vitkit.data_quality.near_duplicates import (
     ImageDescriptors,
@@ -19,11 +23,10 @@ from vitkit.data_quality.near_duplicates import (
     make_thumbnails,
 )
 from vitkit.evaluation.features import compute_features
-from vitkit.inference.engine import resolve_device
-from vitkit.weights.load import load_bundle
+from vitkit.weights.bundle import ModelBundle
 
-StartTask = Callable[[str, int], Callable[[int], None]]
-"""Function that starts a progress bar with a description and a total, and returns a function to advance it."""
+if TYPE_CHECKING:
+    import matplotlib.figure
 
 TableRow = dict[str, str | int | float | bool | None]
 
@@ -36,8 +39,8 @@ LABEL_ISSUE_COLUMNS = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True, kw_only=True)
-class DataQualityReport:
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class DataQualityReport(Result):
     """Result of `check_data_quality`. `data` holds the images that could be read."""
 
     data: Dataset
@@ -50,6 +53,16 @@ class DataQualityReport:
     """Unreadable files, each with its split."""
     model: str | None = None
     within_splits: bool = False
+    report_path: Path | None = None
+
+    def plot(self) -> "matplotlib.figure.Figure":
+        """Draw pairs of near-duplicates, those with different labels first, and images with label issues."""
+        return draw("plot_data_quality", self)
+
+    def highlights(self) -> dict[str, object]:
+        """Return the number of pairs and of label issues."""
+        issues = "not checked" if self.label_issues is None else len(self.label_issues)
+        return {"path": self.data.path, "near_duplicates": len(self.near_duplicates), "label_issues": issues}
 
     def get_file(self, image: ImageRef) -> str:
         """Return the name of an image."""
@@ -121,37 +134,20 @@ class DataQualityReport:
         }
 
 
-def check_data_quality(
-    data: Dataset | Path | str,
+def find_quality_issues(
+    dataset: Dataset,
     *,
-    model: str | None = None,
+    bundle: ModelBundle | None = None,
     within_splits: bool = False,
     match_flips: bool = False,
     min_score: float | None = None,
     probability: bool = False,
-    workers: int = 2,
-    device: str = "auto",
-    start_task: StartTask = lambda description, total: lambda images: None,
-    warn: Callable[[str], None] = logger.warning,
+    workers: int = 0,
+    device: torch.device = CPU,
+    progress: ProgressFunction = ignore_progress,
 ) -> DataQualityReport:
-    """Find near-duplicates and, with a model, wrong labels.
-
-    Args:
-        data: Path of a dataset, or the dataset.
-        model: Run or weights of any format, whose features find label errors and more near-duplicates.
-        within_splits: Also search within each split; always if there is only one.
-        match_flips: Also match horizontally flipped images.
-        min_score: Smallest score of a reported label issue, −1…1.
-        probability: Add the probability of each label by a head that was not trained on the image.
-        workers: Number of processes that read images.
-        device: Device of the model.
-        start_task: Progress display.
-        warn: Called with a message for each unreadable image.
-    """
-    if model is None and (probability or min_score is not None):
-        raise ConfigError("probability and min_score are for label issues, which need a model", hint="set model")
-    bundle = None if model is None else load_bundle(model)
-    dataset = data if isinstance(data, Dataset) else open_dataset(data)
+    """Find near-duplicates and, with a model, wrong labels; `within_splits` is implied by a single split."""
+    warnings: list[str] = []
     within_splits = within_splits or len(dataset.splits) == 1  # nothing else to compare
     splits: dict[str, ImageSource] = {}
     bad: list[tuple[str, BadFile]] = []
@@ -161,19 +157,18 @@ def check_data_quality(
             path=dataset.path,
             channels=bundle.preprocessing.channels if bundle else 3,
             workers=workers,
-            progress=start_task("checking images", 0 if source.always_readable else len(source)),
-            warn=warn,
+            progress=start_task(progress, "checking images", 0 if source.always_readable else len(source)),
+            warn=warnings.append,
         )
         bad += [(name, file) for file in files]
     dataset = Dataset(dataset.path, splits)
     descriptors: dict[str, ImageDescriptors] = {}
     for name, source in splits.items():
-        thumbnails = make_thumbnails(source, workers=workers, progress=start_task("reading images", len(source)))
-        features = None
+        advance = start_task(progress, "reading images", len(source))
+        thumbnails, features = make_thumbnails(source, workers=workers, progress=advance), None
         if bundle is not None:
-            advance = start_task("computing features", len(source))
-            target = resolve_device(device)
-            features = compute_features(bundle, source, workers=workers, device=target, progress=advance)
+            advance = start_task(progress, "computing features", len(source))
+            features = compute_features(bundle, source, workers=workers, device=device, progress=advance)
         descriptors[name] = ImageDescriptors.from_thumbnails(thumbnails, features)
     searches = list_searches(descriptors, within_splits=within_splits)
     total = sum(min(len(descriptors[one]), len(descriptors[other])) for one, other in searches)
@@ -181,7 +176,7 @@ def check_data_quality(
         descriptors,
         within_splits=within_splits,
         match_flips=match_flips,
-        progress=start_task("searching near-duplicates", total * (2 if match_flips else 1)),
+        progress=start_task(progress, "searching near-duplicates", total * (2 if match_flips else 1)),
     )
     voting_split = next((name for name in ("train", "all") if name in splits), next(iter(splits)))
     label_issues = None
@@ -193,7 +188,7 @@ def check_data_quality(
             voting_split=voting_split,
             min_score=MIN_SCORE if min_score is None else min_score,
             probability=probability,
-            progress=start_task("checking labels", sum(map(len, descriptors.values()))),
+            progress=start_task(progress, "checking labels", sum(map(len, descriptors.values()))),
         )
     return DataQualityReport(
         data=dataset,
@@ -203,6 +198,7 @@ def check_data_quality(
         bad=bad,
         model=bundle.name if bundle else None,
         within_splits=within_splits,
+        warnings=tuple(warnings),
     )
 
 

@@ -6,19 +6,23 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from vitkit.core.errors import InputError
+from vitkit.core.result import Result, draw
 from vitkit.core.sizes import pair
 from vitkit.data.loader import CPU
 from vitkit.evaluation.evaluation import EvaluationResult
 from vitkit.model.config import BiTConfig
 from vitkit.zoo.registry import Model
 from vitkit.zoo.variants import ModelConfig
+
+if TYPE_CHECKING:
+    import matplotlib.figure
 
 ModelFamily = Literal["ViT", "hybrid", "ResNet"]
 """The three model families of the paper."""
@@ -111,15 +115,22 @@ class Difference:
         return asdict(self) | {"is_significant": self.is_significant, "text": self.describe()}
 
 
-@dataclass(frozen=True, kw_only=True)
-class ComparisonResult:
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class ComparisonResult(Result):
     """Models side by side; `data` describes the images of all evaluations, None if each run has its own."""
 
     models: tuple[ComparedModel, ...]
     differences: tuple[Difference, ...] = ()
     data: str | None = None
-    warnings: tuple[str, ...] = ()
     report_path: Path | None = None
+
+    def plot(self) -> "matplotlib.figure.Figure":
+        """Draw accuracy over cost: training compute if it is known, else parameters."""
+        return draw("plot_comparison", self)
+
+    def highlights(self) -> dict[str, object]:
+        """Return the accuracy of each model."""
+        return {model.label: model.scores.top1 if model.scores else None for model in self.models}
 
     def to_dict(self) -> dict[str, object]:
         """Return what `vitkit compare --json` prints."""

@@ -1,12 +1,14 @@
 """Evaluation of a classifier: the result type, and the functions that compute it from logits or from a model."""
 
 from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from vitkit.core.errors import DataError, InputError
+from vitkit.core.result import Result, draw
 from vitkit.core.shapes import Float, Int, Tensor
 from vitkit.data.dataset import Dataset, ImageSource
 from vitkit.data.layouts.files import shorten_list
@@ -25,6 +27,9 @@ from vitkit.evaluation.metrics import (
 )
 from vitkit.weights.bundle import ModelBundle
 
+if TYPE_CHECKING:
+    import matplotlib.figure
+
 SPLIT_ORDER = ("test", "val", "all", "train")
 """Splits in the order in which they are preferred for evaluation."""
 
@@ -41,15 +46,23 @@ class Mistake:
 
 
 @dataclass(frozen=True, kw_only=True)
-class EngineComparison:
-    """The engine that was evaluated, and the metrics of the unmodified model in fp32 on the same images."""
+class ConfusionPair:
+    """Number of images of one true class that were predicted as one class."""
 
+    target: int
+    predicted: int
+    count: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluatedEngine:
+    """Engine that was evaluated instead of the unmodified model in fp32."""
+
+    name: str
     precision: str
     merge: int
-    engine: str
     fallback_reason: str | None
     """Reason why no faster engine was used."""
-    fp32: "EvaluationResult"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,9 +81,9 @@ class RealAccuracy:
         return asdict(self) | {"interval": list(self.interval)}
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class EvaluationResult:
-    """Metrics of a model on a split. Fractions and probabilities are 0..1."""
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class EvaluationResult(Result):
+    """Metrics of a model on a split. Fractions and probabilities are 0..1; arrays are by image."""
 
     labels: tuple[str, ...]
     count: int
@@ -83,15 +96,19 @@ class EvaluationResult:
     intervals: dict[str, tuple[float, float]]
     """95 % bootstrap intervals of top1 and top5."""
     per_class: list[ClassMetrics]
-    confusion: NDArray[np.int64]
-    """Number of images by true class (row) and predicted class (column)."""
+    confusion: tuple[ConfusionPair, ...]
+    """The pairs of true and predicted class that occur."""
     calibration: Calibration
     targets: NDArray[np.int64]
+    """Index of the true class."""
     predictions: NDArray[np.int64]
+    """Index of the predicted class."""
     confidences: NDArray[np.float64]
-    """Probability of the prediction, by image."""
+    """Probability of the prediction."""
     target_probabilities: NDArray[np.float64]
-    """Probability of the true class, by image."""
+    """Probability of the true class."""
+    probabilities: NDArray[np.float32] | None = None
+    """Probability of every class, N × classes, if it was to be kept."""
     split: str | None = None
     skipped: tuple[BadFile, ...] = ()
     """Files that could not be read."""
@@ -99,13 +116,29 @@ class EvaluationResult:
     images_left_out: int = 0
     """Images whose class the label map does not cover."""
     real: RealAccuracy | None = None
-    comparison: EngineComparison | None = None
-    warnings: tuple[str, ...] = ()
+    engine: EvaluatedEngine | None = None
+    fp32: "EvaluationResult | None" = None
+    """Metrics of the unmodified model on the same images, if an engine was evaluated."""
 
     @property
     def accuracy(self) -> float:
         """Return top1."""
         return self.top1
+
+    def confusion_matrix(self) -> NDArray[np.int64]:
+        """Return the number of images by true class (row) and predicted class (column)."""
+        matrix = np.zeros((len(self.labels), len(self.labels)), dtype=np.int64)
+        for pair in self.confusion:
+            matrix[pair.target, pair.predicted] = pair.count
+        return matrix
+
+    def plot(self, kind: Literal["confusion", "calibration", "per_class"] = "confusion") -> "matplotlib.figure.Figure":
+        """Draw the confusion matrix, accuracy by confidence, or recall and precision of each class."""
+        return draw(f"plot_{kind}", self)
+
+    def highlights(self) -> dict[str, object]:
+        """Return the main metrics."""
+        return self._summary() | {"count": self.count, "split": self.split}
 
     def mistakes(self, n: int) -> list[Mistake]:
         """Return the n wrong predictions with the highest probability, or fewer."""
@@ -121,9 +154,10 @@ class EvaluationResult:
         columns = zip(bins.count.tolist(), bins.confidence, bins.accuracy, strict=True)
         result: dict[str, object] = self._summary() | {
             "count": self.count,
+            "labels": list(self.labels),
             "intervals": {name: [low, high] for name, (low, high) in self.intervals.items()},
             "per_class": [asdict(each) for each in self.per_class],
-            "confusion": self.confusion.tolist(),
+            "confusion": [asdict(pair) for pair in self.confusion],
             "calibration": [
                 {"above": index / len(bins.count), "to": (index + 1) / len(bins.count), "count": count}
                 | {"confidence": none_if_nan(confidence), "accuracy": none_if_nan(accuracy)}
@@ -137,9 +171,9 @@ class EvaluationResult:
             result |= {"label_map": self.label_map, "images_left_out": self.images_left_out}
         if self.real is not None:
             result["real"] = self.real.to_dict()
-        if self.comparison is not None:
-            engine, fp32 = self.comparison, self.comparison.fp32
-            result |= {"precision": engine.precision, "merge": engine.merge, "engine": engine.engine}
+        if self.engine is not None and self.fp32 is not None:
+            engine, fp32 = self.engine, self.fp32
+            result |= {"precision": engine.precision, "merge": engine.merge, "engine": engine.name}
             result |= {"fp32": fp32._summary()}
             result |= {"difference": {"top1": self.top1 - fp32.top1, "top5": self.top5 - fp32.top5}}
         return result
@@ -147,17 +181,19 @@ class EvaluationResult:
     def _summary(self) -> dict[str, object]:
         return {"top1": self.top1, "top5": self.top5, "ece": self.ece, "nll": self.nll}
 
-    def __repr__(self) -> str:
-        return f"EvaluationResult(top1={self.top1:.4f}, top5={self.top5:.4f}, count={self.count}, split={self.split!r})"
-
 
 def evaluate_logits(
-    logits: Float[Tensor, "B Y"], targets: Int[Tensor, "B"], *, labels: tuple[str, ...], seed: int = 0
+    logits: Float[Tensor, "B Y"],
+    targets: Int[Tensor, "B"],
+    *,
+    labels: tuple[str, ...],
+    seed: int = 0,
+    keep_probabilities: bool = False,
 ) -> EvaluationResult:
     """Compute all metrics of logits; `seed` is that of the bootstrap.
 
     >>> result = evaluate_logits(torch.tensor([[2.0, 0.0], [2.0, 0.0]]), torch.tensor([0, 1]), labels=("cat", "dog"))
-    >>> result.top1, result.top5, result.confusion.tolist()
+    >>> result.top1, result.top5, result.confusion_matrix().tolist()
     (0.5, 1.0, [[1, 0], [1, 0]])
     """
     if len(targets) == 0:
@@ -184,12 +220,16 @@ def evaluate_logits(
         nll=nll.mean().item(),
         intervals={name: bootstrap_interval(each, seed=seed) for name, each in correct.items()},
         per_class=class_metrics(confusion, labels),
-        confusion=confusion.cpu().numpy(),
+        confusion=tuple(
+            ConfusionPair(target=target, predicted=predicted, count=int(confusion[target, predicted]))
+            for target, predicted in confusion.nonzero().tolist()
+        ),
         calibration=bins,
         targets=targets.cpu().numpy(),
         predictions=predictions.cpu().numpy(),
         confidences=confidence.cpu().numpy(),
         target_probabilities=torch.exp(-nll).cpu().numpy(),
+        probabilities=logits.float().softmax(dim=1).cpu().numpy() if keep_probabilities else None,
     )
 
 
@@ -211,7 +251,7 @@ def choose_split(data: Dataset, name: str | None = None) -> tuple[str, ImageSour
 def require_labels(source: ImageSource) -> None:
     """Raise DataError if the images have no labels."""
     if not source.classes:
-        hint = "put the images of each class in a directory, or list file_name,label in a CSV file"
+        hint = "use one directory per class, or a CSV file with file_name,label"
         raise DataError(f"the images have no labels ({source.layout})", hint=hint)
 
 
@@ -219,8 +259,8 @@ def class_indices(bundle: ModelBundle, source: ImageSource) -> NDArray[np.int64]
     """Return the index in the model of each class of a source; raise DataError if the model lacks one."""
     require_labels(source)
     if not bundle.labels:
-        hint = "add classes with vitkit finetune, or evaluate its features with vitkit fewshot"
-        raise DataError("the model has no classes: it only computes features", hint=hint)
+        hint = "use fewshot, which evaluates features, or add classes with fewshot(save=…) or finetune"
+        raise DataError("the model has no classes", hint=hint)
     indices = {label: index for index, label in enumerate(bundle.labels)}
     if unknown := [name for name in source.classes if name not in indices]:
         raise DataError(

@@ -3,13 +3,14 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
 import numpy as np
 import torch
 from torch.nn import functional
 
 from vitkit.core.errors import DataError, InputError
+from vitkit.core.result import Result, draw
 from vitkit.core.shapes import Float, Int, Tensor
 from vitkit.data.dataset import Dataset, ImageSource, hold_out
 from vitkit.data.preprocessing import Preprocessing
@@ -18,6 +19,9 @@ from vitkit.evaluation.evaluation import require_labels
 from vitkit.evaluation.features import LabeledFeatures
 from vitkit.model.config import ViTConfig
 from vitkit.weights.bundle import ModelBundle
+
+if TYPE_CHECKING:
+    import matplotlib.figure
 
 Method = Literal["ridge", "knn", "logistic"]
 METHODS: tuple[Method, ...] = get_args(Method)
@@ -58,8 +62,8 @@ class ShotScore:
         return plain | ({"l2": list(self.l2)} if self.l2 else {})
 
 
-@dataclass(frozen=True, kw_only=True)
-class FewShotResult:
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class FewShotResult(Result):
     """Few-shot accuracy by number of shots, for one method or all."""
 
     model: str
@@ -70,7 +74,15 @@ class FewShotResult:
     skipped: tuple[BadFile, ...] = ()
     model_path: Path | None = None
     """Where the model with a few-shot head was saved."""
-    warnings: tuple[str, ...] = ()
+
+    def plot(self) -> "matplotlib.figure.Figure":
+        """Draw accuracy over shots, with the standard deviation over seeds."""
+        return draw("plot_fewshot", self)
+
+    def highlights(self) -> dict[str, object]:
+        """Return the mean accuracy for each number of shots."""
+        scores = {f"shots{count}": score.mean for count, score in self.shots.items()}
+        return {"model": self.model, "method": self.method, **scores}
 
     @property
     def method(self) -> Method:

@@ -236,7 +236,9 @@ def resolve_class(value: int | str, *, labels: Sequence[str], wnids: NDArray[np.
     raise DataError(f"{path} has a class that the model lacks", expected=shorten_list(list(labels)), got=value)
 
 
-def evaluate_mapped(labeled: LabeledLogits, label_map: LabelMap, *, seed: int = 0) -> EvaluationResult:
+def evaluate_mapped(
+    labeled: LabeledLogits, label_map: LabelMap, *, seed: int = 0, keep_probabilities: bool = False
+) -> EvaluationResult:
     """Evaluate logits with a label map.
 
     The labels of the result are the mapped classes of the dataset, plus one for all others if all logits compete. The
@@ -265,7 +267,7 @@ def evaluate_mapped(labeled: LabeledLogits, label_map: LabelMap, *, seed: int = 
     # One class of the model may be in two groups: raise the logit of the predicted one above its equals.
     rows = (logits.argmax(dim=1) != predictions).nonzero()[:, 0]
     logits[rows, predictions[rows]] = torch.nextafter(logits[rows].amax(dim=1), torch.tensor(torch.inf))
-    result = evaluate_logits(logits, targets, labels=names, seed=seed)
+    result = evaluate_logits(logits, targets, labels=names, seed=seed, keep_probabilities=keep_probabilities)
     # Top-5 is among the model's classes, of which several may belong to one class of the dataset.
     return replace(
         result,

@@ -4,7 +4,12 @@ import csv
 import io
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
+
+from vitkit.core.result import Result, draw
+
+if TYPE_CHECKING:
+    import matplotlib.figure
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,8 +55,8 @@ class LeaderboardRow:
         return max((score.top1 for score in self.scores.values()), default=None)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Leaderboard:
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class Leaderboard(Result):
     """Scores of models on datasets."""
 
     title: str
@@ -63,6 +68,24 @@ class Leaderboard:
     """Title of the mean over all datasets that are in a group."""
     missing: tuple[LeaderboardDataset, ...] = ()
     """Datasets whose images are missing; means omit them and say so."""
+
+    def plot(self) -> "matplotlib.figure.Figure":
+        """Draw the means over groups of datasets, or the datasets if there are no groups."""
+        return draw("plot_leaderboard", self)
+
+    def highlights(self) -> dict[str, object]:
+        """Return the mean accuracy of each model."""
+        return {"title": self.title, **self.mean}
+
+    @property
+    def mean(self) -> dict[str, float | None]:
+        """Return the mean accuracy of each model over all datasets; None if a score is missing."""
+        means: dict[str, float | None] = {}
+        for model in self.models:
+            scores = [self.scores.get((dataset.name, model)) for dataset in self.datasets]
+            values = [score.top1 for score in scores if score is not None]
+            means[model] = sum(values) / len(values) if values and len(values) == len(scores) else None
+        return means
 
     @property
     def groups(self) -> tuple[str, ...]:

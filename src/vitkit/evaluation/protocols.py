@@ -112,6 +112,7 @@ def evaluate_protocol(
     batch_size: int = 64,
     device: torch.device = CPU,
     engine: Engine | None = None,
+    keep_probabilities: bool = False,
     progress: Callable[[int], None] = lambda images: None,
 ) -> EvaluationResult:
     """Evaluate a model, or an engine of it, on prepared data. Without a label map, its classes are the source's."""
@@ -128,11 +129,12 @@ def evaluate_protocol(
         progress=progress,
     )
     if label_map is not None:
-        result = evaluate_mapped(labeled, label_map)
+        result = evaluate_mapped(labeled, label_map, keep_probabilities=keep_probabilities)
         result = replace(result, label_map=label_map.to_dict(), images_left_out=prepared.left_out)
     else:
         assert indices is not None
-        result = evaluate_logits(labeled.logits, indices[labeled.targets], labels=bundle.labels)
+        targets = indices[labeled.targets]
+        result = evaluate_logits(labeled.logits, targets, labels=bundle.labels, keep_probabilities=keep_probabilities)
     if prepared.real is None:
         return result
     real = evaluate_real(labeled.logits, source=source, labels=prepared.real, indices=imagenet_indices(bundle.labels))

@@ -69,8 +69,9 @@ def check_precision(name: str) -> Precision:
     raise ConfigError("no such precision", expected="fp32, bf16 or int8", got=name, hint=hint)
 
 
-def resolve_device(name: str, *, local_rank: int = 0) -> torch.device:
-    """Return the named device; `auto` is CUDA, then MPS, then the CPU. `local_rank` selects the GPU of this process."""
+def resolve_device(name: str | torch.device, *, local_rank: int = 0) -> torch.device:
+    """Return a device; `auto` is CUDA, then MPS, then the CPU. `local_rank` selects the GPU of this process."""
+    name = str(name)
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
     if name == "cuda":

@@ -54,7 +54,8 @@ class InspectionContext:
     def batches(self) -> Iterator[Float[Tensor, "B C H W"]]:
         """Yield all images, preprocessed."""
         for first in range(0, len(self.images), self.batch_size):
-            yield torch.cat([self.model.preprocess(image) for image in self.images[first : first + self.batch_size]])
+            images = self.images[first : first + self.batch_size]
+            yield torch.cat([self.model.preprocess(image) for image in images]).to(self.model.device)
 
     @cached_property
     def drawn(self) -> Float[Tensor, "B C H W"]:
@@ -63,7 +64,7 @@ class InspectionContext:
 
     def preprocess_for(self, model: Model) -> Float[Tensor, "B C H W"]:
         """Return the images that are drawn, preprocessed for a model."""
-        return torch.cat([model.preprocess(image) for image in self.images[:MAX_DRAWN]])
+        return torch.cat([model.preprocess(image) for image in self.images[:MAX_DRAWN]]).to(model.device)
 
     @property
     def drawn_names(self) -> list[str]:
@@ -73,7 +74,7 @@ class InspectionContext:
     @cached_property
     def pictures(self) -> list[Rgb]:
         """Return the pixels that the model receives."""
-        return to_pictures(self.model.preprocess.denormalize(self.drawn))
+        return to_pictures(self.model.preprocess.denormalize(self.drawn.cpu()))
 
     @cached_property
     @torch.no_grad()

@@ -158,7 +158,8 @@ def _evaluation_sections(report: RunReport, split: str) -> list[Section]:
 
 
 def _confusion(result: EvaluationResult, split: str) -> Markup:
-    errors = result.confusion.copy()
+    confusion = result.confusion_matrix()
+    errors = confusion.copy()
     np.fill_diagonal(errors, 0)
     targets, predictions = np.nonzero(errors)
     order = np.argsort(-errors[targets, predictions], kind="stable")
@@ -167,9 +168,9 @@ def _confusion(result: EvaluationResult, split: str) -> Markup:
     if len(drawn) > MAX_DRAWN_CLASSES:
         drawn = sorted(list(dict.fromkeys([*confused.ravel().tolist(), *drawn]))[:MAX_DRAWN_CLASSES])
     heatmap = confusion_heatmap(
-        result.confusion[np.ix_(drawn, drawn)],
+        confusion[np.ix_(drawn, drawn)],
         names=[result.labels[label] for label in drawn],
-        totals=result.confusion.sum(axis=1)[drawn],
+        totals=confusion.sum(axis=1)[drawn],
     )
     pairs = [
         {

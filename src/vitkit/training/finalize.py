@@ -22,7 +22,7 @@ from vitkit.core.metrics_log import MetricsRecord
 from vitkit.core.shapes import Tensor
 from vitkit.data.dataset import ImageSource
 from vitkit.data.decode import decode
-from vitkit.evaluation.evaluation import EvaluationResult
+from vitkit.evaluation.evaluation import ConfusionPair, EvaluationResult
 from vitkit.evaluation.metrics import Calibration, ClassMetrics
 from vitkit.evaluation.protocols import PreparedData, evaluate_protocol
 from vitkit.objectives.config import get_builder
@@ -157,7 +157,7 @@ def read_result(run_dir: RunDir, *, labels: tuple[str, ...]) -> EvaluationResult
         **{key: stored[key] for key in ("count", "top1", "top5", "ece", "nll")},
         intervals={name: (low, high) for name, (low, high) in stored["intervals"].items()},
         per_class=[ClassMetrics(**each) for each in stored["per_class"]],
-        confusion=np.array(stored["confusion"], dtype=np.int64),
+        confusion=tuple(ConfusionPair(**each) for each in stored["confusion"]),
         calibration=Calibration(error=stored["ece"], **bins),
         **arrays,
     )

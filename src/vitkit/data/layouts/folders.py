@@ -1,6 +1,7 @@
 """Folders of image files: a folder per class, or images without labels."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -30,7 +31,7 @@ def get_class_folders(name: str) -> list[str]:
 def open_folders(path: Path) -> Dataset:
     """Open class folders, alone or within train, val and test folders. A class may have subfolders.
 
-    Images next to the class folders, and a test folder without classes, are ignored.
+    Images next to the class folders, and those of a test folder without classes, are left out.
     """
     images = list_image_files(path)
     if not any(map(get_class_folders, images)):
@@ -53,7 +54,9 @@ def open_folders(path: Path) -> Dataset:
     }
     classes, labels = number_class_names(path, class_names, numeric=False)
     layout = "class folders" if "all" in names else "train, val and test folders of class folders"
-    return make_file_dataset(path, layout=layout, classes=classes, labels=labels, names=names)
+    dataset = make_file_dataset(path, layout=layout, classes=classes, labels=labels, names=names)
+    used = {name for of_split in names.values() for name in of_split}
+    return replace(dataset, left_out=tuple(name for name in images if name not in used))
 
 
 def open_unlabeled(path: Path) -> Dataset:

@@ -265,6 +265,11 @@ def test_results_are_one_line_and_escaped(tmp_path: Path) -> None:
         json.dumps(result.to_dict(), allow_nan=False)
 
 
+def test_cost_is_drawn_by_part() -> None:
+    figure = vitkit.cost("Ti/16", image_size=32).plot()
+    assert figure._repr_png_().startswith(b"\x89PNG")  # type: ignore[attr-defined]
+
+
 @pytest.mark.parametrize(
     ("result", "arguments"),
     [

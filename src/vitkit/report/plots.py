@@ -29,6 +29,7 @@ from vitkit.report.charts import Number, nice_ticks
 from vitkit.report.colors import Rgb
 from vitkit.report.figures import SERIES, THEME, ImageGrid, add_axes, add_text, new_figure
 from vitkit.report.html import visible
+from vitkit.zoo.cost import Cost
 
 MAX_CLASSES = 40
 """Classes that are drawn; of more, those with the most errors."""
@@ -395,3 +396,25 @@ def _row_figure(names: Sequence[str], *, title: str, legend: Sequence[str]) -> t
     axes.grid(axis="x", color=THEME["line"], linewidth=1)
     axes.set_axisbelow(True)
     return figure, axes
+
+
+# Cost
+
+
+def plot_cost(result: Cost) -> Figure:
+    """Draw the forward FLOPs of each part of a model as bars."""
+    bar, left, width = 22, 150, 380
+    height = bar * len(result.parts)
+    figure = new_figure(left + width + 90, 64 + height)
+    title = f"{result.model}: {result.forward_flops / 1e9:.1f} GFLOPs per image"
+    add_text(figure, 8, 22, title, size=14, color="ink", bold=True)
+    axes = add_axes(figure, left, 44, width, height)
+    axes.set_xlim(0, max(result.parts.values()))
+    axes.set_ylim(len(result.parts) - 0.5, -0.5)
+    axes.set_xticks([])
+    axes.set_yticks(range(len(result.parts)), list(result.parts))
+    axes.barh(range(len(result.parts)), list(result.parts.values()), height=0.8, color=SERIES["s0"], linewidth=0)
+    for number, flops in enumerate(result.parts.values()):
+        text = f" {flops / 1e9:.2f} ({flops / result.forward_flops:.1%})"
+        axes.text(flops, number, text, va="center", fontsize=10, color=THEME["soft"])
+    return figure

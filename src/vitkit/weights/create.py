@@ -25,7 +25,7 @@ def load_for_shape(
     A name decides the sizes of the model and leaves its computation to the weights; a configuration decides both. The
     number of classes is that of the weights unless it is requested.
     """
-    wanted = configure(
+    target = configure(
         model,
         image_size=shape.image_size,
         patch_size=shape.patch_size,
@@ -39,22 +39,22 @@ def load_for_shape(
     except NotCachedError as error:
         hint = (error.hint or "").replace('pass "path', 'pass pretrained="path')
         raise NotCachedError(error.message, hint=hint) from error
-    _check_dimensions(bundle, wanted, source=source)
+    _check_dimensions(bundle, target, source=source)
     keys, is_whole = flatten_settings(settings), not isinstance(model, str)
     takes_classes = is_whole or shape.num_classes is not None or "num_classes" in keys
-    pooling = wanted.pooling if isinstance(wanted, ViTConfig) and (is_whole or "pooling" in keys) else None
+    pooling = target.pooling if isinstance(target, ViTConfig) and (is_whole or "pooling" in keys) else None
     request = replace(
         shape,
-        image_size=wanted.image_size,
-        patch_size=wanted.patch_size if isinstance(wanted, ViTConfig) else None,
-        channels=wanted.channels,
-        num_classes=wanted.num_classes if takes_classes else None,
+        image_size=target.image_size,
+        patch_size=target.patch_size if isinstance(target, ViTConfig) else None,
+        channels=target.channels,
+        num_classes=target.num_classes if takes_classes else None,
         pooling=None if pooling == "map" else pooling,
     )
     adapted, changes = adapt_bundle(bundle, request)
     if is_whole:
-        check_shapes(adapted.state, wanted, path=Path(source_name(source)))
-        return replace(adapted, config=wanted), changes
+        check_shapes(adapted.state, target, path=Path(source_name(source)))
+        return replace(adapted, config=target), changes
     config, other_changes = change_config(adapted, settings, source=source_name(source))
     return replace(adapted, config=config), (*changes, *other_changes)
 
@@ -75,12 +75,12 @@ def _default_source(model: str | ModelConfig) -> str:
     return model
 
 
-def _check_dimensions(bundle: ModelBundle, wanted: ModelConfig, *, source: ModelSource) -> None:
+def _check_dimensions(bundle: ModelBundle, target: ModelConfig, *, source: ModelSource) -> None:
     """Raise an error if weights are of a model with other dimensions; only its patches may be of another size."""
-    if get_dimensions(bundle.config)[1:] != get_dimensions(wanted)[1:]:
+    if get_dimensions(bundle.config)[1:] != get_dimensions(target)[1:]:
         raise WeightsError(
             f"{source_name(source)}: the weights are of another model",
-            expected=get_model_name(wanted),
+            expected=get_model_name(target),
             got=get_model_name(bundle.config),
             hint="create the model that the weights are of, or load(source)",
         )

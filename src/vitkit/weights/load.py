@@ -291,7 +291,7 @@ def reads_as_artifact(path: Path, format: str | None) -> bool:  # noqa: A002
     """Return whether a path is read as an artifact or run. A directory without weights is, for the error message."""
     if format is not None:
         return format == artifact_io.FORMAT_NAME
-    return artifact_io.is_artifact(path) or not has_weights(path)
+    return artifact_io.is_artifact(path) or is_unfinished_run(path) or not has_weights(path)
 
 
 # Loading and saving

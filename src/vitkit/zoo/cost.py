@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 from vitkit.core.config import format_settings
-from vitkit.core.result import Result
+from vitkit.core.result import Result, draw
 from vitkit.core.sizes import Size, pair
 from vitkit.model.config import BiTConfig
 from vitkit.zoo.flops import FlopsByPart, count_forward_flops
@@ -13,6 +13,7 @@ from vitkit.zoo.registry import configure, create, get_model_name
 from vitkit.zoo.variants import ModelConfig, Variant
 
 if TYPE_CHECKING:
+    import matplotlib.figure
     from torch import Tensor
 
 TRAINING_FACTOR = 3
@@ -90,6 +91,10 @@ class Cost(Result):
             "batch_size": self.batch_size,
             "training_bytes": self.training_bytes,
         }
+
+    def plot(self) -> "matplotlib.figure.Figure":
+        """Draw the FLOPs of each part of the model."""
+        return draw("plot_cost", self)
 
 
 def count_cost(

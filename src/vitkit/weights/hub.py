@@ -173,8 +173,8 @@ def _announce_download(hub: ModuleType, name: HubName, cache: Path) -> bool:
         return False
     files = {each.rfilename: each.size or 0 for each in info.siblings}
     choices = ((name.file,),) if name.file else (SAFETENSORS_FILES, PICKLE_FILES)
-    found = ([file for file in files if any(fnmatchcase(file, each) for each in patterns)] for patterns in choices)
-    weights = next(filter(None, found), [])
+    matches = ([file for file in files if any(fnmatchcase(file, each) for each in patterns)] for patterns in choices)
+    weights = next(filter(None, matches), [])
     snapshot = cache / f"models--{name.repository.replace('/', '--')}" / "snapshots" / str(info.sha)
     if missing := [file for file in weights if not (snapshot / file).exists()]:
         size = format_bytes(sum(files[file] for file in missing))

@@ -385,9 +385,9 @@ def check_replaceable(path: Path) -> None:
     names = sorted(entry.name for entry in path.iterdir())
     others = [name for name in names if name not in artifact_io.ALL_FILES]
     if others or (names and not artifact_io.is_artifact(path)):
-        listed = ", ".join((others or names)[:3])
+        examples = ", ".join((others or names)[:3])
         raise WeightsError(
-            f"{path} holds other files: {listed}",
+            f"{path} holds other files: {examples}",
             expected="an artifact or an empty directory",
             hint="choose another path",
         )

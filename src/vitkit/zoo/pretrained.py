@@ -132,8 +132,8 @@ def find_pretrained_names(pattern: str = "*") -> dict[str, PretrainedWeights]:
     ['Ti/16']
     """
     names, matches = get_pretrained_names(), find_pretrained(pattern)
-    named = {name: row for name, row in names.items() if fnmatchcase(name.lower(), pattern.lower())}
-    return named or {name: row for name, row in names.items() if row in matches}
+    by_name = {name: row for name, row in names.items() if fnmatchcase(name.lower(), pattern.lower())}
+    return by_name or {name: row for name, row in names.items() if row in matches}
 
 
 def find_pretrained_file(name: str, *, format: str) -> PretrainedWeights | None:  # noqa: A002  the field's name

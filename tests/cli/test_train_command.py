@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from cli.tiny_runs import Shell, assigned, photos, tree
 
+from vitkit.api.plans import plan_training
 from vitkit.api.progress import RunDisplay
-from vitkit.api.training import plan_training
 from vitkit.core.config import load_toml, parse_assignments
 from vitkit.recipes.registry import find_recipe
 from vitkit.training.callbacks import StepMetrics

@@ -19,7 +19,7 @@ from PIL import Image
 
 import vitkit
 import vitkit.training.run
-from vitkit.api.training import plan_finetuning, plan_training
+from vitkit.api.plans import plan_finetuning, plan_training
 from vitkit.cli import finetune, train
 from vitkit.cli.main import COMMANDS, main
 from vitkit.core.config import apply_overrides, parse_assignments

@@ -2,7 +2,7 @@
 
 import pytest
 
-from vitkit.api.training import plan_training
+from vitkit.api.plans import plan_training
 from vitkit.core.config import load_toml, parse_assignments
 from vitkit.core.errors import UnknownNameError
 from vitkit.core.sizes import pair

@@ -1,7 +1,8 @@
 """Callbacks that observe a run."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from vitkit.core.signals import StopFlag
@@ -55,39 +56,13 @@ class CallbackList(Callback):
 
     def __init__(self, callbacks: Sequence[Callback], stop: StopFlag) -> None:
         self.callbacks, self.stop = tuple(callbacks), stop
+        for name in (name for name in vars(Callback) if name.startswith("on_")):
+            setattr(self, name, partial(self._call, name))
 
-    def on_message(self, text: str) -> None:
-        """Pass on a line of information."""
-        self._call(lambda callback: callback.on_message(text))
-
-    def on_warning(self, text: str) -> None:
-        """Pass on a warning."""
-        self._call(lambda callback: callback.on_warning(text))
-
-    def on_task(self, description: str, total: int) -> None:
-        """Pass on the start of a task."""
-        self._call(lambda callback: callback.on_task(description, total))
-
-    def on_progress(self, count: int) -> None:
-        """Pass on the progress of a task."""
-        self._call(lambda callback: callback.on_progress(count))
-
-    def on_step(self, metrics: StepMetrics) -> None:
-        """Pass on the metrics of a step."""
-        self._call(lambda callback: callback.on_step(metrics))
-
-    def on_evaluate(self, step: int, metrics: dict[str, float]) -> None:
-        """Pass on the metrics of an evaluation."""
-        self._call(lambda callback: callback.on_evaluate(step, metrics))
-
-    def on_save(self, step: int, path: Path) -> None:
-        """Pass on that a checkpoint was written."""
-        self._call(lambda callback: callback.on_save(step, path))
-
-    def _call(self, notify: Callable[[Callback], None]) -> None:
+    def _call(self, name: str, *arguments: object) -> None:
         for callback in self.callbacks:
             try:
-                notify(callback)
+                getattr(callback, name)(*arguments)
             except KeyboardInterrupt:
                 if self.stop.requested:  # a second Ctrl-C
                     raise

@@ -1,0 +1,259 @@
+"""Plans of runs: from the arguments of `train` and `finetune` to a configuration and a directory.
+
+This module imports no torch: signals that arrive while torch is imported must stop a run in order, too.
+"""
+
+import os
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import count
+from pathlib import Path as FilePath
+from typing import TYPE_CHECKING, Any, Literal, cast
+
+from vitkit.core.config import flatten_settings
+from vitkit.core.environment import is_main_rank
+from vitkit.core.errors import ConfigError, UnknownNameError, did_you_mean
+from vitkit.recipes.registry import RECIPES, find_recipe
+from vitkit.training.config import SHORT_KEYS, RunConfig
+from vitkit.typing import DataSource, ModelSource, Path, Settings
+
+if TYPE_CHECKING:
+    from vitkit.data.dataset import Dataset
+
+RUNS = FilePath("runs")
+"""Directory of runs that are given none."""
+INIT, TEACHER = "model.init", "objective.distillation.teacher"
+DEFAULT_RECIPE = "folder"
+"""Recipe of a dataset that is given none."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunPlan:
+    """A run before its directory is known: configuration, name, dataset in memory, and what was decided."""
+
+    config: RunConfig
+    name: str
+    dataset: "Dataset | None" = None
+    decisions: tuple[str, ...] = ()
+    reserved: tuple[str, ...] = ()
+    """Keys that the arguments have set."""
+    models: Mapping[str, ModelSource] = field(default_factory=dict)
+    """Models by key, such as `model.init`."""
+    rates: tuple[float, ...] = ()
+    """Learning rates of a sweep."""
+
+    def configure(self, out: FilePath) -> RunConfig:
+        """Return the configuration of the run in a directory, in which models that are in memory will be stored."""
+        paths = {key: model_path(source, out, name=key.rpartition(".")[2]) for key, source in self.models.items()}
+        return self.config.override(paths)
+
+
+def plan_training(
+    data: DataSource | RunConfig | None = None,
+    *,
+    init: Literal["scratch"] | ModelSource = "scratch",
+    recipe: str | Path | None = None,
+    teacher: ModelSource | None = None,
+    settings: Settings | None = None,
+) -> RunPlan:
+    """Return the run of `train` with these arguments."""
+    plan = plan_data(data, recipe=recipe)
+    models: dict[str, ModelSource] = {} if teacher is None else {TEACHER: teacher}
+    config, decisions = plan.config, plan.decisions
+    if isinstance(init, str) and init == "scratch":
+        decisions += (f"initial weights: {config.model.init or 'random'}",)
+    else:  # the initial weights decide the model
+        config = replace(config, model=replace(config.model, name=None, patch_size=None, settings=()))
+        models = {INIT: init} | models
+    config = config.override(check_reserved(settings, (*plan.reserved, *models)))
+    return replace(plan, config=config, models=models, decisions=decisions)
+
+
+def plan_finetuning(
+    model: ModelSource,
+    data: DataSource,
+    *,
+    recipe: str = "finetune-folder",
+    sweep: bool | Sequence[float] = False,
+    settings: Settings | None = None,
+) -> RunPlan:
+    """Return the run of `finetune` with these arguments."""
+    entry = find_recipe(recipe)
+    if entry.kind != "finetune":
+        raise ConfigError(
+            f"the recipe {recipe} does not fine-tune",
+            hint="vitkit recipes lists the recipes that do; the default is finetune-folder",
+        )
+    rates = () if sweep is False else entry.rates if sweep is True else tuple(sweep)
+    if sweep is not False and not rates:
+        raise ConfigError("the sweep has no learning rates", hint="sweep=[0.001, 0.003], or sweep=True")
+    plan = plan_data(data, recipe=recipe)
+    # A model name in the settings is then reported as a conflict with the initial weights.
+    choice = replace(plan.config.model, name=None, init="initial weights", new_head=True)
+    config = replace(plan.config, model=choice).override(check_reserved(settings, (INIT, *plan.reserved)))
+    return replace(plan, config=config, models={INIT: model}, rates=rates)
+
+
+def plan_data(data: DataSource | RunConfig | None, *, recipe: str | Path | None) -> RunPlan:
+    """Return the run that `data` and `recipe` mean together."""
+    hint = "train(data), train(recipe=name), or train(config)"
+    if isinstance(data, RunConfig):
+        if recipe is not None:
+            raise ConfigError("a RunConfig is a whole run, and a recipe is another one", hint=hint)
+        return RunPlan(config=data, name=clean_name(data.data.path))
+    if data is None:
+        if recipe is None:
+            raise ConfigError("neither data nor a recipe is given", hint=hint)
+        return RunPlan(config=load_recipe(recipe), name=clean_name(recipe), decisions=(f"recipe: {recipe}",))
+    if isinstance(data, str | os.PathLike):
+        return plan_path(os.fspath(data), recipe=recipe)
+    from vitkit.data.layouts.registry import open_dataset
+
+    dataset = open_dataset(data)
+    config, decision = base_recipe(recipe)
+    config = config.override({"data.path": dataset.path, "data.layout": None})
+    return RunPlan(config=config, name="pairs", dataset=dataset, decisions=(decision,), reserved=("data.path",))
+
+
+def plan_path(data: str, *, recipe: str | Path | None) -> RunPlan:
+    """Return the run of a path, of a recipe or of a TOML file."""
+    if recipe is None and is_toml(data):
+        return RunPlan(config=RunConfig.from_toml(data), name=clean_name(data), decisions=(f"settings of {data}",))
+    from vitkit.data.layouts.files import is_pattern
+    from vitkit.data.layouts.registry import EMBEDDED
+
+    path = FilePath(data).expanduser()
+    if recipe is not None or path.exists() or is_pattern(path):
+        config, decision = base_recipe(recipe)
+        is_directory = recipe is None and data in EMBEDDED  # a directory with the name of embedded images
+        config = config.override({"data.path": f"./{data}" if is_directory else data})
+        return RunPlan(config=config, name=clean_name(data), decisions=(decision,), reserved=("data.path",))
+    if data.lower() not in RECIPES:
+        raise explain_unknown(data)
+    return RunPlan(config=find_recipe(data).make(), name=data.lower(), decisions=(f"recipe: {data.lower()}",))
+
+
+def base_recipe(name: str | Path | None) -> tuple[RunConfig, str]:
+    """Return the configuration of a recipe, or of the default one, and the decision for it."""
+    if name is None:
+        return find_recipe(DEFAULT_RECIPE).make(), f"recipe: {DEFAULT_RECIPE}, the default for images"
+    return load_recipe(name), f"recipe: {name}"
+
+
+def load_recipe(name: str | Path) -> RunConfig:
+    """Return the configuration of a recipe or a TOML file."""
+    return RunConfig.from_toml(name) if is_toml(name) else find_recipe(os.fspath(name)).make()
+
+
+def is_toml(name: object) -> bool:
+    """Return whether a name is that of a TOML file."""
+    return str(name).endswith(".toml")
+
+
+def clean_name(path: str | Path) -> str:
+    """Return a name for the run of a dataset, a recipe or a file.
+
+    >>> clean_name("images/My photos/"), clean_name("shards/train-{000..009}.tar"), clean_name("/")
+    ('My-photos', 'train-000..009', 'run')
+    """
+    name = os.path.basename(os.path.abspath(os.path.expanduser(path)))  # noqa: PTH100, PTH111, PTH119
+    if not os.path.isdir(path):  # noqa: PTH112
+        name = os.path.splitext(name)[0]  # noqa: PTH122
+    return re.sub(r"[^\w.-]+", "-", name).strip("-.") or "run"
+
+
+def explain_unknown(text: str) -> UnknownNameError:
+    """Return the error for a name that is neither a recipe nor a path, with the nearest that is.
+
+    >>> print(explain_unknown("digit").hint)
+    did you mean digits?
+    """
+    directory, name = FilePath(text).parent, FilePath(text).name
+    neighbors = [str(directory / entry.name) for entry in directory.iterdir()] if directory.is_dir() else []
+    if name != text:
+        hint = did_you_mean(text, neighbors) or "give a directory of images, or a recipe"
+        return UnknownNameError(f"{text} does not exist", hint=hint)
+    hint = did_you_mean(text, [*RECIPES, *neighbors]) or "vitkit recipes lists the recipes"
+    return UnknownNameError(f"{text} is neither a recipe nor a directory here", hint=hint)
+
+
+def merge_settings(keywords: Mapping[str, object], settings: Settings | None) -> dict[str, object]:
+    """Return the keywords that are set with the other settings; a key that is set twice is an error."""
+    arguments = {SHORT_KEYS.get(key, key): value for key, value in keywords.items() if value is not None}
+    return arguments | check_reserved(settings, arguments)
+
+
+def check_reserved(settings: Settings | None, reserved: Collection[str]) -> dict[str, object]:
+    """Return settings by full keys; one that an argument has set already is an error."""
+    checked: dict[str, object] = {}
+    for name, value in flatten_settings(settings or {}).items():
+        key = SHORT_KEYS.get(name, name)
+        if key in reserved or key in checked:
+            raise ConfigError(f"{key} is assigned twice", got=f"{checked.get(key, 'an argument')} and {name}={value}")
+        checked[key] = value
+    return checked
+
+
+def get_setting(config: RunConfig, key: str) -> str:
+    """Return the text of a dotted key.
+
+    >>> get_setting(RunConfig(), "data.path")
+    'digits'
+    """
+    value: object = config
+    for name in key.split("."):
+        value = getattr(value, name)
+    return str(value)
+
+
+# Directories
+
+
+def choose_out(plan: RunPlan) -> FilePath:
+    """Return the first of runs/NAME, runs/NAME-2, … that holds nothing, or this run."""
+    for number in count(1):
+        path = RUNS / (plan.name if number == 1 else f"{plan.name}-{number}")
+        if not holds_other_run(path, plan):
+            return path
+    raise AssertionError("there is no last number")
+
+
+def holds_other_run(path: FilePath, plan: RunPlan) -> bool:
+    """Return whether a directory holds something other than this run, new, interrupted or finished."""
+    from vitkit.training.run import with_lr
+    from vitkit.training.run_dir import TRIALS_DIR, RunDir, find_difference
+
+    run_dir, config = RunDir(path), plan.configure(path)
+    if not path.is_dir():
+        return path.exists()
+    trials = {trial.name: RunDir(trial) for trial in (path / TRIALS_DIR).glob("lr-*")}
+    if not run_dir.config.exists() and (not trials or not plan.rates):
+        return bool(run_dir.find_other_files() or trials)
+    if not plan.rates:
+        return bool(trials) or find_difference(run_dir.read_config(), config) is not None
+    expected = {f"lr-{rate:g}": with_lr(config, rate) for rate in plan.rates}
+    return not trials or any(
+        name not in expected or find_difference(trial.read_config(), expected[name]) is not None
+        for name, trial in trials.items()
+        if trial.config.exists()
+    )
+
+
+def model_path(source: ModelSource, out: FilePath, *, name: str) -> str:
+    """Return the path or name of a model; one in memory has a path below `out` that depends on its weights."""
+    if isinstance(source, str | os.PathLike):  # a run is a path, too
+        return os.fspath(source)
+    from vitkit.weights.load import load_bundle
+
+    return str(out / f"{name}-{load_bundle(cast('Any', source)).fingerprint()[:12]}")
+
+
+def store_model(source: ModelSource, path: FilePath) -> None:
+    """Write a model that is in memory to the path that `model_path` has given it."""
+    if isinstance(source, str | os.PathLike) or path.exists() or not is_main_rank():
+        return
+    from vitkit.weights.artifact import write_artifact
+    from vitkit.weights.load import load_bundle
+
+    write_artifact(path, load_bundle(cast("Any", source)))

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from vitkit.api.deployment import benchmark
     from vitkit.api.evaluation import evaluate, fewshot
     from vitkit.api.inspection import inspect
-    from vitkit.api.listing import list_models
+    from vitkit.api.listing import list_models, list_recipes
     from vitkit.api.models import (
         adapt,
         convert,
@@ -79,6 +79,7 @@ __all__ = [
     "finetune",
     "inspect",
     "list_models",
+    "list_recipes",
     "load",
     "predict",
     "recipe",
@@ -124,6 +125,7 @@ _HOMES = {
     "finetune": "vitkit.api.training",
     "inspect": "vitkit.api.inspection",
     "list_models": "vitkit.api.listing",
+    "list_recipes": "vitkit.api.listing",
     "load": "vitkit.api.models",
     "predict": "vitkit.api.prediction",
     "recipe": "vitkit.api.training",

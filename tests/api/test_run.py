@@ -104,6 +104,19 @@ def test_interrupted_run_has_history_but_no_result(interrupted):
     assert repr(interrupted).endswith("status='interrupted')")
 
 
+def test_run_predicts(folder, run):
+    predictions = run.predict([folder / "photos/cat/00.png", folder / "photos/dog/00.png"], top=1)
+    assert [each.label for each in predictions] == [
+        run.labels[run.model(run.model.preprocess(folder / f"photos/{name}/00.png")).argmax()]
+        for name in ("cat", "dog")
+    ]
+
+
+def test_interrupted_run_has_a_model(interrupted):
+    assert interrupted.labels == ("cat", "dog")
+    assert interrupted.model.num_classes == 2
+
+
 def test_self_supervised_run_has_no_labels(folder, run):
     options = OPTIONS | {"settings": OPTIONS["settings"] | {"evaluation.every": 4}}
     result = vitkit.train(folder / "photos", recipe="mae-folder", out=folder / "mae", **options)

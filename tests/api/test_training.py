@@ -323,6 +323,36 @@ def test_sweep_has_trials_and_a_directory_of_its_own():
         finetune(base, "photos", sweep=[])
 
 
+def test_model_in_memory_is_stored_with_the_run():
+    torch.manual_seed(0)
+    model = vitkit.create("Ti/16", image_size=16, num_classes=2, settings={"depth": 1})
+    model.labels = ("cat", "dog")
+    run = finetune(model, "photos")
+    [stored] = run.path.glob("init-*")
+    assert run.config.model.init == str(stored)
+    assert torch.equal(vitkit.load(stored).head.weight, model.head.weight)
+    assert finetune(model, "photos").already_finished
+    with torch.no_grad():
+        model.blocks[0].norm1.bias.fill_(1.0)
+    assert finetune(model, "photos").path == Path("runs/photos-2")
+    distilled = train("photos", out="student", teacher=model, recipe="digits-distilled", channels=3)
+    assert list(distilled.path.glob("teacher-*"))
+
+
+def test_model_in_memory_is_removed_if_the_run_fails():
+    model = vitkit.create("Ti/16", image_size=16, num_classes=2, settings={"depth": 1})
+    with pytest.raises(DataError):
+        finetune(model, "nowhere", out="run")
+    assert not Path("run").exists()
+
+
+def test_recipes_are_listed():
+    assert "digits" in vitkit.list_recipes()
+    assert vitkit.list_recipes("DEIT-B16*") == ["deit-b16-distilled"]
+    with pytest.raises(UnknownNameError, match="no recipe matches"):
+        vitkit.list_recipes("nothing-*")
+
+
 def test_recipe_that_does_not_finetune_is_refused():
     with pytest.raises(ConfigError, match="does not fine-tune"):
         finetune("base", "photos", recipe="digits")

@@ -5,11 +5,13 @@ This module imports no torch: signals that arrive while torch is imported must s
 
 import os
 import re
-from collections.abc import Collection, Mapping, Sequence
+import shutil
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from itertools import count
 from pathlib import Path as FilePath
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Literal
 
 from vitkit.core.config import flatten_settings
 from vitkit.core.environment import is_main_rank
@@ -246,14 +248,33 @@ def model_path(source: ModelSource, out: FilePath, *, name: str) -> str:
         return os.fspath(source)
     from vitkit.weights.load import load_bundle
 
-    return str(out / f"{name}-{load_bundle(cast('Any', source)).fingerprint()[:12]}")
+    return str(out / f"{name}-{load_bundle(source).fingerprint()[:12]}")
 
 
-def store_model(source: ModelSource, path: FilePath) -> None:
-    """Write a model that is in memory to the path that `model_path` has given it."""
-    if isinstance(source, str | os.PathLike) or path.exists() or not is_main_rank():
+@contextmanager
+def store_models(models: Mapping[str, ModelSource], out: FilePath) -> Iterator[None]:
+    """Write the models that are in memory to the paths that `model_path` has given them, by those paths.
+
+    If the run fails before it has written anything, they are removed.
+    """
+    new_dirs = [path for path in (out, *out.parents) if not path.exists()]
+    stored = {FilePath(path): source for path, source in models.items() if not isinstance(source, str | os.PathLike)}
+    if not stored or not is_main_rank():
+        yield
         return
     from vitkit.weights.artifact import write_artifact
     from vitkit.weights.load import load_bundle
 
-    write_artifact(path, load_bundle(cast("Any", source)))
+    for path, source in stored.items():
+        if not path.exists():
+            write_artifact(path, load_bundle(source))
+    try:
+        yield
+    except Exception:
+        if stored.keys() >= set(out.iterdir()):
+            for path in stored:
+                shutil.rmtree(path, ignore_errors=True)
+            for path in new_dirs:
+                with suppress(OSError):  # not empty: something else uses it
+                    path.rmdir()
+        raise

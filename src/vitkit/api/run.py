@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Literal
 
 from vitkit.core.errors import InputError
 from vitkit.core.result import Result
-from vitkit.typing import Path
+from vitkit.typing import ImageLike, Path
 
 if TYPE_CHECKING:
     import matplotlib.figure
 
     from vitkit.evaluation.evaluation import EvaluationResult
+    from vitkit.inference.predictions import Predictions
     from vitkit.training.config import RunConfig
     from vitkit.training.run import Trial
     from vitkit.training.run_dir import RunDir
@@ -159,6 +160,14 @@ class Run:
     def report_path(self) -> FilePath | None:
         """The HTML report of a finished run."""
         return self._directory.report if self._directory.report.is_file() else None
+
+    def predict(
+        self, images: ImageLike | Sequence[ImageLike], *, top: int = 5, out: Path | None = None, batch_size: int = 32
+    ) -> "Predictions":
+        """Label images as `vitkit.predict` does."""
+        from vitkit.api.prediction import predict
+
+        return predict(self, images, top=top, out=out, batch_size=batch_size)
 
     def plot(self) -> "matplotlib.figure.Figure":
         """Draw the metrics over the steps."""

@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path as FilePath
 from typing import TYPE_CHECKING, Literal
 
@@ -20,7 +21,7 @@ from vitkit.api.plans import (
     model_path,
     plan_finetuning,
     plan_training,
-    store_model,
+    store_models,
 )
 from vitkit.api.progress import RunDisplay
 from vitkit.api.public import public
@@ -242,25 +243,24 @@ def suite(  # noqa: PLR0913  the options of `vitkit suite`
     """
     path = FilePath(out)
     keywords = {"device": None if str(device) == "auto" else str(device), "workers": workers}
-    with training_session((), progress=progress) as (callback, stop):
+    with training_session((), progress=progress) as (_, callback, stop):
         from vitkit.recipes import suites
 
         names = [model_path(source, path, name=f"model-{number}") for number, source in enumerate(models, start=1)]
-        for source, name_ in zip(models, names, strict=True):
-            store_model(source, FilePath(name_))
         try:
-            return suites.suite(
-                os.fspath(name),
-                out=path,
-                models=names,
-                data=None if data is None else os.fspath(data),
-                only=only,
-                rates=rates,
-                skip_missing=skip_missing,
-                settings=merge_settings(keywords, settings),
-                callback=callback,
-                stop=stop,
-            )
+            with store_models(dict(zip(names, models, strict=True)), path):
+                return suites.suite(
+                    os.fspath(name),
+                    out=path,
+                    models=names,
+                    data=None if data is None else os.fspath(data),
+                    only=only,
+                    rates=rates,
+                    skip_missing=skip_missing,
+                    settings=merge_settings(keywords, settings),
+                    callback=callback,
+                    stop=stop,
+                )
         except StopRequested:
             raise interruption(path, stop) from None
 
@@ -282,7 +282,7 @@ def demo(*, out: Path = "runs/demo", quick: bool = False, progress: bool | None 
     ['from-scratch', 'fractals-then-digits']
     """
     path = FilePath(out)
-    with training_session((), progress=progress) as (callback, stop):
+    with training_session((), progress=progress) as (_, callback, stop):
         from vitkit.recipes.demo import demo_runs
         from vitkit.training.run import run_training
 
@@ -304,12 +304,12 @@ def demo(*, out: Path = "runs/demo", quick: bool = False, progress: bool | None 
 @contextmanager
 def training_session(
     callbacks: Sequence[Callback], *, progress: bool | None
-) -> Iterator[tuple[CallbackList, StopFlag]]:
+) -> Iterator[tuple[RunDisplay, CallbackList, StopFlag]]:
     """Turn signals into a request to stop, show progress, and configure threads and memory before torch is imported."""
     with catch_stop_signals() as stop:
         prepare_for_training()
         with RunDisplay(progress) as display:
-            yield CallbackList([display, *callbacks], stop), stop
+            yield display, CallbackList([display, *callbacks], stop), stop
 
 
 def interruption(out: FilePath, stop: StopFlag) -> Interrupted:
@@ -322,7 +322,7 @@ def run_plan(
     make_plan: Callable[[], RunPlan], *, out: Path | None, callbacks: Sequence[Callback], progress: bool | None
 ) -> Run:
     """Plan a run, choose its directory, and start, resume or return it."""
-    with training_session(callbacks, progress=progress) as (callback, stop):
+    with training_session(callbacks, progress=progress) as (display, callback, stop):
         from vitkit.training.run import run_sweep, run_training
 
         plan = make_plan()
@@ -330,19 +330,14 @@ def run_plan(
         if out is None:
             callback.on_message(f"run directory: {path}")
         config = plan.configure(path)
-        for key, source in plan.models.items():
-            store_model(source, FilePath(get_setting(config, key)))
-        collected = callback.callbacks[0]
+        models = {get_setting(config, key): source for key, source in plan.models.items()}
         decisions = (*plan.decisions, *(f"{key}: {get_setting(config, key)}" for key in plan.models))
-        if plan.rates:
-            result = run_sweep(
-                config, plan.rates, path, dataset=plan.dataset, decisions=decisions, callback=callback, stop=stop
-            )
-        else:
-            result = run_training(config, path, dataset=plan.dataset, decisions=decisions, callback=callback, stop=stop)
+        with store_models(models, path):
+            start = partial(run_sweep, config, plan.rates) if plan.rates else partial(run_training, config)
+            result = start(path, dataset=plan.dataset, decisions=decisions, callback=callback, stop=stop)
         if result.summary is None:
             raise interruption(path, stop)
-    messages = tuple(collected.warnings) if isinstance(collected, RunDisplay) else ()
+    messages = tuple(display.warnings)
     if not is_logging_configured():  # the command line has printed them
         for message in messages:
             warnings.warn(message, VitkitWarning, stacklevel=4)

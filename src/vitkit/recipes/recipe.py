@@ -39,6 +39,11 @@ class Recipe:
         lines = {"command": self.command, "time": self.time, "expected": self.expected}
         return lines | ({"sweep": f"lr {rates}"} if rates else {})
 
+    def to_dict(self) -> dict[str, object]:
+        """Return the description as plain data."""
+        keys = ("name", "group", "kind", "summary", "command", "time", "expected")
+        return {key: getattr(self, key) for key in keys} | {"rates": list(self.rates)}
+
     def toml(self) -> str:
         """Format the recipe as a TOML file: the header in comments, then all settings."""
         lines = [f"{self.name}: {self.summary}", ""]

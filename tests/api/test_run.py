@@ -6,7 +6,7 @@ import pytest
 from cli.tiny_runs import photos
 
 import vitkit
-from vitkit.errors import InputError
+from vitkit.errors import DataError, InputError
 
 OPTIONS = {
     "model": "Ti/16",
@@ -110,6 +110,23 @@ def test_run_predicts(folder, run):
         run.labels[run.model(run.model.preprocess(folder / f"photos/{name}/00.png")).argmax()]
         for name in ("cat", "dog")
     ]
+
+
+def test_run_evaluates_its_own_and_other_images(folder, run):
+    assert run.evaluate().to_dict()["top1"] == run.metrics.top1
+    assert run.evaluate().count == 4
+    other = photos(folder / "other", each=3)
+    assert run.evaluate(other).count == 6
+    pairs = [(path, path.parent.name) for path in sorted(other.rglob("*.png"))]
+    on_pairs = vitkit.train(pairs, out=folder / "pairs", **OPTIONS)
+    with pytest.raises(DataError, match="were in memory"):
+        on_pairs.evaluate()
+    assert on_pairs.evaluate(pairs).count == on_pairs.metrics.count
+
+
+def test_run_inspects(folder, run):
+    [section] = run.inspect(folder / "photos/cat/00.png", only=["rollout"]).sections
+    assert section.name == "rollout"
 
 
 def test_interrupted_run_has_a_model(interrupted):

@@ -200,13 +200,13 @@ def test_signal_interrupts_and_handlers_are_restored(number):
 
 
 def test_second_interruption_is_immediate():
-    class Impatient(vitkit.Callback):
+    class TwoSignals(vitkit.Callback):
         def on_step(self, metrics: object) -> None:
             os.kill(os.getpid(), signal.SIGINT)
             os.kill(os.getpid(), signal.SIGINT)
 
     with pytest.raises(KeyboardInterrupt) as caught:
-        train("photos", callbacks=[Impatient()])
+        train("photos", callbacks=[TwoSignals()])
     assert not isinstance(caught.value, vitkit.Interrupted)
 
 

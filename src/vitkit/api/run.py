@@ -8,15 +8,16 @@ from functools import cached_property
 from pathlib import Path as FilePath
 from typing import TYPE_CHECKING, Literal
 
-from vitkit.core.errors import InputError
+from vitkit.core.errors import DataError, InputError
 from vitkit.core.result import Result
-from vitkit.typing import ImageLike, Path
+from vitkit.typing import DataSource, ImageLike, Path
 
 if TYPE_CHECKING:
     import matplotlib.figure
 
     from vitkit.evaluation.evaluation import EvaluationResult
     from vitkit.inference.predictions import Predictions
+    from vitkit.report.inspection import InspectionResult
     from vitkit.training.config import RunConfig
     from vitkit.training.run import Trial
     from vitkit.training.run_dir import RunDir
@@ -168,6 +169,28 @@ class Run:
         from vitkit.api.prediction import predict
 
         return predict(self, images, top=top, out=out, batch_size=batch_size)
+
+    def evaluate(self, data: DataSource | None = None, *, split: str | None = None) -> "EvaluationResult":
+        """Evaluate on other images, or on those of the run that it was not trained on."""
+        from vitkit.api.evaluation import evaluate
+        from vitkit.data.layouts.pairs import is_pairs_path
+
+        if data is None and is_pairs_path(self.config.data.path):
+            raise DataError("the images of this run were in memory", hint="run.evaluate(data)")
+        return evaluate(self, self.config.data.path if data is None else data, split=split)
+
+    def inspect(
+        self,
+        images: ImageLike | Sequence[ImageLike],
+        *,
+        out: Path | None = None,
+        only: Sequence[str] | None = None,
+        target: str | int | None = None,
+    ) -> "InspectionResult":
+        """Show what the model attends to as `vitkit.inspect` does."""
+        from vitkit.api.inspection import inspect
+
+        return inspect(self, images, out=out, only=only, target=target)
 
     def plot(self) -> "matplotlib.figure.Figure":
         """Draw the metrics over the steps."""

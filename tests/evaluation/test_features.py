@@ -10,8 +10,9 @@ import torch
 from model_cases import random_vit, small
 
 from vitkit.core.errors import DataError
-from vitkit.data.dataset import Subset, fingerprint_contents
+from vitkit.data.dataset import Subset
 from vitkit.data.decode import decode
+from vitkit.data.fingerprint import fingerprint_contents
 from vitkit.data.layouts.arrays import open_digits
 from vitkit.data.preprocessing import Preprocessing
 from vitkit.evaluation import features as features_module
@@ -64,7 +65,11 @@ def test_cache_depends_on_model_preprocessing_and_images(tmp_path: Path) -> None
     compute_features(bundle, some(29), directory=tmp_path)
     assert len(list(tmp_path.glob("*.npy"))) == 4
     assert bundle.checksum() != replace(bundle, state=moved).checksum()
-    assert fingerprint_contents(some()) == fingerprint_contents(some()) != fingerprint_contents(some(29))
+    assert (
+        fingerprint_contents(some()).checksum
+        == fingerprint_contents(some()).checksum
+        != fingerprint_contents(some(29)).checksum
+    )
 
 
 def test_interrupted_cache_file_is_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

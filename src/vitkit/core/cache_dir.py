@@ -1,4 +1,4 @@
-"""Cache directory for compiled kernels and image features, all of which can be computed again.
+"""Cache directory for compiled kernels, image features and verified images, all of which can be computed again.
 
 `VITKIT_CACHE` moves the directory and `VITKIT_CACHE_LIMIT` changes its size limit (default 5 GB, least recently used
 entries are removed first). Compiled kernels are code that will be run, so they are only kept in, and loaded from,
@@ -19,8 +19,8 @@ from vitkit.core.errors import ConfigError, summarize
 from vitkit.core.files import remove_path
 from vitkit.core.result import Result
 
-CacheName = Literal["kernels", "inductor", "features"]
-CACHE_NAMES: tuple[CacheName, ...] = ("kernels", "inductor", "features")
+CacheName = Literal["kernels", "inductor", "features", "images"]
+CACHE_NAMES: tuple[CacheName, ...] = ("kernels", "inductor", "features", "images")
 DEFAULT_LIMIT = 5 * 10**9
 UNITS = {"": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 HINT = "set VITKIT_CACHE to a directory that can be written to"
@@ -153,7 +153,7 @@ def cache_unwritable_reason() -> str | None:
 
 
 def _entries(name: CacheName) -> Iterator[_Entry]:
-    """Yield what can be removed separately: files of kernels and features, and inductor's tree as a whole."""
+    """Yield what can be removed separately: files of kernels, features and images, and inductor's tree as a whole."""
     directory = cache_dir(name)
     if not directory.is_dir():
         return

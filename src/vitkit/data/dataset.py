@@ -49,6 +49,14 @@ class ImageSource(ABC):
     def read(self, index: int) -> StoredImage:
         """Return an image as it is stored; raise DataError or OSError if it cannot be read."""
 
+    def locate(self, index: int) -> tuple[str, int] | None:
+        """Return the absolute path of the file that holds an image, and its position there; None for memory."""
+        return None
+
+    def checksum(self, index: int) -> bytes:
+        """Return the SHA-256 of the stored image; raise DataError or OSError if it cannot be read."""
+        return hash_image(self.read(index))
+
 
 class Subset(ImageSource):
     """Selected images of a source, in the given order."""
@@ -66,6 +74,14 @@ class Subset(ImageSource):
         """Return the image as it is stored."""
         return self.source.read(int(self.indices[index]))
 
+    def locate(self, index: int) -> tuple[str, int] | None:
+        """Return the file of the image and its position there."""
+        return self.source.locate(int(self.indices[index]))
+
+    def checksum(self, index: int) -> bytes:
+        """Return the checksum of the stored image."""
+        return self.source.checksum(int(self.indices[index]))
+
 
 class ConcatSource(ImageSource):
     """Several sources with the same classes, one after the other."""
@@ -77,19 +93,29 @@ class ConcatSource(ImageSource):
         self.always_readable = all(source.always_readable for source in sources)
         self.ends = np.cumsum([len(source) for source in sources])
 
-    def _locate(self, index: int) -> tuple[ImageSource, int]:
+    def _find_source(self, index: int) -> tuple[ImageSource, int]:
         number = int(np.searchsorted(self.ends, index, side="right"))
         return self.sources[number], index - int(self.ends[number]) + len(self.sources[number])
 
     def name(self, index: int) -> str:
         """Return the name that the image has in its own source."""
-        source, index = self._locate(index)
+        source, index = self._find_source(index)
         return source.name(index)
 
     def read(self, index: int) -> StoredImage:
         """Return the image as it is stored."""
-        source, index = self._locate(index)
+        source, index = self._find_source(index)
         return source.read(index)
+
+    def locate(self, index: int) -> tuple[str, int] | None:
+        """Return the file of the image and its position there."""
+        source, index = self._find_source(index)
+        return source.locate(index)
+
+    def checksum(self, index: int) -> bytes:
+        """Return the checksum of the stored image."""
+        source, index = self._find_source(index)
+        return source.checksum(index)
 
 
 @dataclass(frozen=True)
@@ -162,7 +188,7 @@ def _sort_classes(source: ImageSource, *, salt: str) -> list[list[int]]:
     return [sorted(np.flatnonzero(source.labels == label).tolist(), key=digest) for label in np.unique(source.labels)]
 
 
-# Fingerprints: checksums that tell whether two sources hold the same images
+# Checksums that tell whether two sources hold the same images; fingerprint.py has those of contents
 
 
 def fingerprint_source(source: ImageSource) -> str:
@@ -170,14 +196,6 @@ def fingerprint_source(source: ImageSource) -> str:
     digest = hashlib.sha256(np.ascontiguousarray(source.labels).tobytes())
     for name in (*source.classes, *map(source.name, range(len(source)))):
         digest.update(name.encode(errors="surrogateescape") + b"\0")
-    return digest.hexdigest()
-
-
-def fingerprint_contents(source: ImageSource) -> str:
-    """Return a checksum of the stored images, in order. It does not depend on names, labels or paths."""
-    digest = hashlib.sha256()
-    for index in range(len(source)):
-        digest.update(hash_image(source.read(index)))
     return digest.hexdigest()
 
 

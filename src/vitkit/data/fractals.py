@@ -9,6 +9,7 @@ The attractor is drawn deterministically. Sequences of maps ("words") divide it 
 pair of words gives a point, in one broadcast multiplication.
 """
 
+import hashlib
 import heapq
 from dataclasses import dataclass
 
@@ -66,12 +67,12 @@ class FractalSource(ImageSource):
 
     def name(self, index: int) -> str:
         """Return class and number, such as 0042/000017. Numbers differ between splits."""
-        label, instance = self._locate(index)
+        label, instance = self._parse_index(index)
         return f"{self.classes[label]}/{instance:06}"
 
     def read(self, index: int) -> NDArray[np.uint8]:
         """Generate the image: size × size, or size × size × 3 in color."""
-        label, instance = self._locate(index)
+        label, instance = self._parse_index(index)
         if label not in self._systems:
             if len(self._systems) >= CACHED_CLASSES:
                 self._systems.clear()
@@ -86,7 +87,12 @@ class FractalSource(ImageSource):
         render = _render_color if self.config.color else _render_gray
         return render(pixels, system.words, rng, size=self.config.size)
 
-    def _locate(self, index: int) -> tuple[int, int]:
+    def checksum(self, index: int) -> bytes:
+        """Return a checksum of what the image is generated from; it is not drawn."""
+        settings = (self.config.seed, self.config.size, self.config.color, *self._parse_index(index))
+        return hashlib.sha256(f"fractal {settings}".encode()).digest()
+
+    def _parse_index(self, index: int) -> tuple[int, int]:
         """Return class and instance number of an index, which may be negative."""
         position = range(len(self))[index]
         return position // self.count, self.first + position % self.count

@@ -19,11 +19,14 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
+import PIL
 
 from vitkit.core.errors import DataError, summarize
 from vitkit.core.files import write_csv
-from vitkit.data.dataset import ImageSource, StoredImage, Subset
+from vitkit.core.version import __version__
+from vitkit.data.dataset import ImageSource, StoredImage, Subset, hash_image
 from vitkit.data.decode import check_pixels, decode
+from vitkit.data.image_cache import DIGEST_BYTES, FileStamp, ImageCache, ImageRecord, open_image_cache, stamp_images
 
 logger = logging.getLogger(__name__)
 
@@ -34,6 +37,8 @@ ImageFunction = Callable[[ImageSource, int], Result]
 MAX_WARNINGS = 20
 _CHUNK_SIZE = 8
 """Images per task of a worker process. An interrupted run waits for the tasks that have started."""
+SAVE_EVERY = 500
+"""Images after which results are written to the cache; a killed process repeats at most these."""
 _DRAFT_SIZE = (64, 64)
 """Size at which JPEGs are decoded only to verify them; the whole stream is read nevertheless."""
 
@@ -47,18 +52,52 @@ class BadFile:
 
 
 def find_bad_files(
-    source: ImageSource, *, channels: int = 3, workers: int = 0, progress: Callable[[int], None] = lambda images: None
+    source: ImageSource,
+    *,
+    channels: int = 3,
+    workers: int = 0,
+    progress: Callable[[int], None] = lambda images: None,
+    cache: ImageCache | None = None,
 ) -> list[BadFile]:
-    """Decode every image once and return those that fail, in the order of the source.
+    """Return the images that cannot be decoded, in the order of the source.
 
-    `progress` is called with the number of images that were completed since the last call.
+    Only images that are not in the cache, by default the user's, or whose files have changed are decoded. `progress` is
+    called with the number of images that were completed since the last call.
     """
-    bad = []
-    for index, reason in enumerate(map_images(source, partial(find_reason, channels=channels), workers=workers)):
-        if reason:
-            bad.append(BadFile(source.name(index), reason))
-        progress(1)
-    return bad
+    cache = open_image_cache() if cache is None else cache
+    decoder = f"vitkit {__version__}, Pillow {PIL.__version__}, {channels} channels"
+    stamps = stamp_images(source)
+    reasons = {index: record.reason for index, record in cache.find(stamps).items() if record.decoder == decoder}
+    if reasons:
+        progress(len(reasons))
+    missing = [index for index in range(len(source)) if index not in reasons]
+    results = map_images(Subset(source, missing), partial(_verify_one, channels=channels), workers=workers)
+    entries: list[tuple[FileStamp, ImageRecord]] = []
+    try:
+        for index, (reason, digest) in zip(missing, results, strict=True):
+            reasons[index], stamp = reason, stamps[index]
+            if stamp is not None and digest:
+                entries.append((stamp, ImageRecord(digest, decoder, reason)))
+            if len(entries) >= SAVE_EVERY:
+                cache.add(entries)
+                entries = []
+            progress(1)
+    finally:
+        cache.add(entries)
+    cache.trim()
+    return [BadFile(source.name(index), reasons[index]) for index in range(len(source)) if reasons[index]]
+
+
+def _verify_one(source: ImageSource, index: int, *, channels: int) -> tuple[str, bytes]:
+    """Return why an image cannot be used, and its checksum; no checksum of an image that cannot be read."""
+    digest = b""
+    try:
+        image = read_image(source, index)
+        digest = hash_image(image)[:DIGEST_BYTES]
+        check_image(image, channels=channels)
+    except DataError as error:
+        return summarize(error), digest
+    return "", digest
 
 
 def skip_unreadable(
@@ -69,6 +108,7 @@ def skip_unreadable(
     workers: int = 0,
     progress: Callable[[int], None] = lambda images: None,
     warn: Callable[[str], None] = logger.warning,
+    cache: ImageCache | None = None,
 ) -> tuple[ImageSource, list[BadFile]]:
     """Return the images that can be decoded and the files that cannot, each of them named in a warning.
 
@@ -76,7 +116,7 @@ def skip_unreadable(
     """
     if source.always_readable:
         return source, []
-    bad = find_bad_files(source, channels=channels, workers=workers, progress=progress)
+    bad = find_bad_files(source, channels=channels, workers=workers, progress=progress, cache=cache)
     if bad and len(bad) == len(source):
         hint = f"vitkit data check {path} lists all of them"
         raise DataError(f"{path}: none of the {len(bad)} images can be read; {bad[0].name}: {bad[0].reason}", hint=hint)

@@ -25,7 +25,8 @@ from vitkit.core.errors import DataError
 from vitkit.core.files import file_lock, write_text
 from vitkit.core.shapes import Float, Int, Tensor
 from vitkit.core.sizes import pair
-from vitkit.data.dataset import ImageSource, Subset, fingerprint_contents
+from vitkit.data.dataset import ImageSource, Subset
+from vitkit.data.fingerprint import fingerprint_contents
 from vitkit.data.loader import CPU, BatchLoader, make_evaluation_loader
 from vitkit.data.preprocessing import Preprocessing
 from vitkit.weights.bundle import ModelBundle
@@ -71,7 +72,7 @@ def compute_features(
         with explain_io_errors(cache_root()):
             directory = create_cache_dir("features")
     directory.mkdir(parents=True, exist_ok=True)
-    content = f"{bundle.checksum()} {to_mapping(chosen)} {fingerprint_contents(source)}"
+    content = f"{bundle.checksum()} {to_mapping(chosen)} {fingerprint_contents(source).checksum}"
     path = directory / f"{hashlib.sha256(content.encode()).hexdigest()}.npy"
     with file_lock(path):
         if path.exists():

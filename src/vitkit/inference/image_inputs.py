@@ -41,6 +41,10 @@ class ImageFiles(NamedSource):
         """Return the bytes of the file."""
         return read_bytes(self.name(index), max_bytes=DEFAULT_LIMITS.max_bytes)
 
+    def locate(self, index: int) -> tuple[str, int]:
+        """Return the path of the file."""
+        return os.path.abspath(self.name(index)), 0  # noqa: PTH100 - a million Paths are slow
+
 
 class DatasetImages(ImageSource):
     """The images of a dataset without their labels, named by the dataset's path."""
@@ -57,6 +61,14 @@ class DatasetImages(ImageSource):
     def read(self, index: int) -> StoredImage:
         """Return the stored image."""
         return self.source.read(index)
+
+    def locate(self, index: int) -> tuple[str, int] | None:
+        """Return the file of the image and its position there."""
+        return self.source.locate(index)
+
+    def checksum(self, index: int) -> bytes:
+        """Return the checksum of the stored image."""
+        return self.source.checksum(index)
 
 
 @dataclass(eq=False)

@@ -3,6 +3,7 @@
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -66,6 +67,15 @@ class FileSource(NamedSource):
         """Return the bytes of the file."""
         return read_bytes(f"{self.root}/{self.names[index]}", max_bytes=DEFAULT_LIMITS.max_bytes)
 
+    def locate(self, index: int) -> tuple[str, int]:
+        """Return the path of the file."""
+        return f"{self.absolute_root}/{self.names[index]}", 0
+
+    @cached_property
+    def absolute_root(self) -> str:
+        """The directory as an absolute path."""
+        return str(self.root.absolute())
+
 
 @dataclass(eq=False)
 class ArchiveSource(NamedSource):
@@ -83,6 +93,16 @@ class ArchiveSource(NamedSource):
         if len(content) != size:
             raise DataError(f"{self.archives[archive]} ends within {self.names[index]}", hint="download it again")
         return content
+
+    def locate(self, index: int) -> tuple[str, int]:
+        """Return the path of the archive and the offset in it."""
+        archive, offset, _ = self.slices[index].tolist()
+        return self.absolute_archives[archive], offset
+
+    @cached_property
+    def absolute_archives(self) -> list[str]:
+        """The archives as absolute paths."""
+        return [str(archive.absolute()) for archive in self.archives]
 
 
 def stack_slices(slices: Iterable[tuple[int, int, int]]) -> NDArray[np.int64]:

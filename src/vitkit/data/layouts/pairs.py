@@ -35,6 +35,11 @@ class MemorySource(NamedSource):
         image = self.images[index]
         return read_bytes(image, max_bytes=DEFAULT_LIMITS.max_bytes) if isinstance(image, str) else image
 
+    def locate(self, index: int) -> tuple[str, int] | None:
+        """Return the path of the image, if it is a file."""
+        image = self.images[index]
+        return (image, 0) if isinstance(image, str) else None
+
 
 def refuse_url(path: object) -> None:
     """Raise DataError if a path is a URL."""

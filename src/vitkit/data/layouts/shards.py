@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import cached_property
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -169,6 +170,7 @@ class ParquetSource(NamedSource):
         super().__post_init__()
         self.groups = [(shard, group) for shard, rows in enumerate(self.group_rows) for group in range(len(rows))]
         self.starts = np.cumsum([0, *(row for rows in self.group_rows for row in rows)], dtype=np.int64)
+        self.shard_starts = np.cumsum([0, *map(sum, self.group_rows)], dtype=np.int64)
         self.cache: tuple[tuple[int, list[StoredImage | None], int], ...] = ()
 
     def __getstate__(self) -> dict[str, object]:
@@ -182,6 +184,16 @@ class ParquetSource(NamedSource):
         if image is None:
             raise DataError(f"{self.names[index]} has no bytes in the parquet file")
         return image
+
+    def locate(self, index: int) -> tuple[str, int]:
+        """Return the path of the shard and the number of the row in it."""
+        shard = int(np.searchsorted(self.shard_starts, index, side="right")) - 1
+        return self.absolute_shards[shard], index - int(self.shard_starts[shard])
+
+    @cached_property
+    def absolute_shards(self) -> list[str]:
+        """The shards as absolute paths."""
+        return [str(shard.absolute()) for shard in self.shards]
 
     def read_group(self, number: int) -> list[StoredImage | None]:
         """Return the images of a row group. The cache is replaced as a whole, because threads may call this."""

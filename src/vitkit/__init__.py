@@ -13,7 +13,7 @@ from vitkit.core.lazy import lazy_attributes
 if TYPE_CHECKING:
     from vitkit.api.comparison import compare
     from vitkit.api.data import check_data, check_data_quality
-    from vitkit.api.deployment import benchmark
+    from vitkit.api.deployment import benchmark, export
     from vitkit.api.evaluation import evaluate, fewshot
     from vitkit.api.inspection import inspect
     from vitkit.api.listing import list_models, list_recipes
@@ -75,6 +75,7 @@ __all__ = [
     "diff_weights",
     "doctor",
     "evaluate",
+    "export",
     "fewshot",
     "finetune",
     "inspect",
@@ -121,6 +122,7 @@ _HOMES = {
     "diff_weights": "vitkit.api.models",
     "doctor": "vitkit.api.system",
     "evaluate": "vitkit.api.evaluation",
+    "export": "vitkit.api.deployment",
     "fewshot": "vitkit.api.evaluation",
     "finetune": "vitkit.api.training",
     "inspect": "vitkit.api.inspection",

@@ -1,5 +1,6 @@
 """Speed of a model on this machine, export to other runtimes and libraries, and serving."""
 
+import pathlib
 from collections.abc import Sequence
 
 import torch
@@ -8,9 +9,10 @@ from vitkit.api.progress import show_progress
 from vitkit.api.public import public
 from vitkit.core.console import logger
 from vitkit.core.errors import ConfigError, check_not_negative, check_positive
+from vitkit.exporters.exporter import ExportResult, export_model
 from vitkit.inference.benchmark import BenchmarkResult, benchmark_model
 from vitkit.inference.engine import check_precision, resolve_device
-from vitkit.typing import DataSource, ModelSource
+from vitkit.typing import DataSource, ModelSource, Path, Settings
 
 
 @public
@@ -65,6 +67,52 @@ def benchmark(
             seconds=seconds,
             device=resolve_device(str(device)),
             workers=workers or 0,
+            report=logger.info,
+            progress=report_progress,
+        )
+
+
+@public
+def export(
+    model: ModelSource,
+    out: Path,
+    *,
+    to: str = "huggingface",
+    images: DataSource | None = None,
+    settings: Settings | None = None,
+    overwrite: bool = False,
+    progress: bool | None = None,
+) -> ExportResult:
+    """Write a model as a program for a runtime, or as weights for another library, and verify it.
+
+    `out` is a new directory with labels, preprocessing and an example.py that does not need vitkit; or, with the suffix
+    .npz or .pth, a file with only the weights. What is written is run and compared with the model before it gets its
+    name: if the top-1 class of an image or a logit (by more than 1e-4) differs, nothing is left. Repeating an export
+    changes nothing.
+
+    Args:
+        model: A run, an artifact, a weight file of any format, the name of a published model, or a model itself.
+        out: The directory or file to write.
+        to: A program: onnx, torch, openvino. Weights: huggingface, timm, google, torchvision, and other formats.
+        images: Images for the verification; by default built-in ones.
+        settings: Settings that change what the model computes, for formats that cannot represent it otherwise.
+        overwrite: Replace `out`.
+        progress: Show progress; None shows it where it fits the display.
+
+    >>> import tempfile, vitkit
+    >>> model = vitkit.create("Ti/16", image_size=32, num_classes=2, settings={"depth": 1})
+    >>> with tempfile.TemporaryDirectory() as directory:
+    ...     result = vitkit.export(model, f"{directory}/model", to="google", progress=False)
+    >>> result.format, result.files
+    """
+    with show_progress(progress) as report_progress:
+        return export_model(
+            model,
+            pathlib.Path(out),
+            to=to,
+            images=images,
+            settings=settings,
+            overwrite=overwrite,
             report=logger.info,
             progress=report_progress,
         )

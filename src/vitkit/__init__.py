@@ -13,7 +13,7 @@ from vitkit.core.lazy import lazy_attributes
 if TYPE_CHECKING:
     from vitkit.api.comparison import compare
     from vitkit.api.data import check_data, check_data_quality
-    from vitkit.api.deployment import benchmark, export
+    from vitkit.api.deployment import benchmark, export, serve
     from vitkit.api.evaluation import evaluate, fewshot
     from vitkit.api.inspection import inspect
     from vitkit.api.listing import list_models, list_recipes
@@ -85,6 +85,7 @@ __all__ = [
     "predict",
     "recipe",
     "save",
+    "serve",
     "suite",
     "table6",
     "train",
@@ -132,6 +133,7 @@ _HOMES = {
     "predict": "vitkit.api.prediction",
     "recipe": "vitkit.api.training",
     "save": "vitkit.api.models",
+    "serve": "vitkit.api.deployment",
     "suite": "vitkit.api.training",
     "table6": "vitkit.api.models",
     "train": "vitkit.api.training",

@@ -24,6 +24,7 @@ from typing import Any
 
 import uvicorn
 
+from vitkit.core.environment import set_malloc_thresholds
 from vitkit.core.errors import ConfigError
 from vitkit.core.formatting import configure_logging
 from vitkit.server.config import ServerOptions
@@ -169,6 +170,7 @@ def serve(options: ServerOptions, sock: socket.socket, *, on_listening: Callable
         import uvloop  # noqa: PLC0415  faster, and not available on every platform
 
         loop_factory = uvloop.new_event_loop
+    set_malloc_thresholds(trim=2**23, mmap=2**22)  # return the memory of large requests to the system
     reduce_preemption()
     with nonblocking_stderr(), asyncio.Runner(loop_factory=loop_factory) as runner:
         runner.run(run_server(create_server(options), sock, on_listening=on_listening))

@@ -30,7 +30,7 @@ from vitkit.server.config import (
     parse_precisions,
 )
 from vitkit.typing import DataSource, ModelSource, Path, Settings
-from vitkit.weights.load import save
+from vitkit.weights.load import save, source_name
 
 
 @public
@@ -120,8 +120,8 @@ def export(
     >>> import tempfile, vitkit
     >>> model = vitkit.create("Ti/16", image_size=32, num_classes=2, settings={"depth": 1})
     >>> with tempfile.TemporaryDirectory() as directory:
-    ...     result = vitkit.export(model, f"{directory}/model", to="google", progress=False)
-    >>> result.format, result.files
+    ...     vitkit.export(model, f"{directory}/model.npz", to="google", progress=False).files
+    ('model.npz', 'model.npz.verification.json')
     """
     with show_progress(progress) as report_progress:
         return export_model(
@@ -163,7 +163,7 @@ def serve(  # noqa: PLR0913  the options of `vitkit serve`
         port: Port; 0 takes a free one.
         precision: fp32, bf16 or int8, or several of them.
         runs: Directory of runs whose curves the web page shows.
-        token: Token that clients must send; by default VITKIT_TOKEN. An address that other machines can reach needs one.
+        token: Token that clients must send; by default VITKIT_TOKEN. An address other than loopback needs one.
         calibration: Images to compare bf16 and int8 with fp32 on.
         settings: Settings such as {"limits.deadline": 5}; `vitkit serve --help` lists them.
         access_log: Log every request.
@@ -200,7 +200,7 @@ def serve(  # noqa: PLR0913  the options of `vitkit serve`
         )
         if not block:
             return start_server(options, sock, on_stop=cleanup.pop_all().close)
-        from vitkit.server import server  # noqa: PLC0415  needs the extra
+        from vitkit.server import server
 
         urls: list[str] = []
 
@@ -259,7 +259,7 @@ def _write_models(models: ModelSource | Mapping[str, ModelSource] | None, cleanu
 
 def _open_socket(fd: int | None, *, host: str, port: int, has_token: bool) -> tuple[socket.socket, str]:
     """Return a listening socket and its host; require a token if other machines can reach it."""
-    from vitkit.server.server import bind_socket, inherit_socket  # noqa: PLC0415  needs the extra
+    from vitkit.server.server import bind_socket, inherit_socket
 
     sock = None if fd is None else inherit_socket(fd)
     if sock is not None and isinstance(sock.getsockname(), tuple):

@@ -34,7 +34,7 @@ from vitkit.weights.convert import change_config, check_output, preprocessing_di
 from vitkit.weights.describe import load_described
 from vitkit.weights.formats.base import Format
 from vitkit.weights.formats.registry import FORMATS
-from vitkit.weights.load import find_format
+from vitkit.weights.load import find_format, source_name
 
 RUNTIMES: dict[str, Runtime] = {runtime.name: runtime for runtime in (ONNX, TORCH, OPENVINO)}
 """Export runtimes by the name that users type. A new runtime is one module and one entry here."""
@@ -105,7 +105,7 @@ def export_model(
         _check_output(out, model, overwrite=overwrite, as_directory=as_directory)
     info, bundle = load_described(model)
     report(f"read {info.file}: {info.title}, {info.model}")
-    config, changes = change_config(bundle, settings or {}, source=model)
+    config, changes = change_config(bundle, settings or {}, source=source_name(model))
     bundle = replace(bundle, config=config)
     request: dict[str, object] = {"to": to, "model": bundle.fingerprint(), "images": _identify_images(images)}
     verification = _find_existing(out, request) if exists else None

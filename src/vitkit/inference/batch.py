@@ -20,15 +20,10 @@ from vitkit.inference.predictions import Predictions
 from vitkit.inference.predictor import PredictionOptions, Predictor, predict_batches, predict_source
 from vitkit.inference.select import Report, build_native_if_needed
 from vitkit.typing import DataSource, ModelSource
-from vitkit.weights.load import load
+from vitkit.weights.load import load, source_name
 from vitkit.zoo.registry import Model
 
 TASK = "predicting"
-
-
-def source_name(source: ModelSource) -> str:
-    """Return the name of a source."""
-    return source.name if isinstance(source, Model) else str(source)
 
 
 @dataclass(frozen=True, kw_only=True)

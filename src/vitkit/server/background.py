@@ -162,7 +162,7 @@ def main(descriptor: int) -> int:
     try:
         serve(options, inherit_socket(descriptor), on_listening=lambda url: answer_parent(url=url))
     except VitkitError as error:
-        kind = type(error).__name__ if hasattr(errors, type(error).__name__) else VitkitError.__name__
+        kind = next(base.__name__ for base in type(error).__mro__ if hasattr(errors, base.__name__))
         answer_parent(type=kind, error=error.summary, hint=error.hint)
         return 1
     return 0

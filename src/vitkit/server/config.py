@@ -11,6 +11,7 @@ from typing import Literal, cast, get_args
 from vitkit.core.config import apply_settings, parse_assignments
 from vitkit.core.errors import ConfigError, check_not_negative, check_positive, did_you_mean
 from vitkit.core.formatting import LogFormat
+from vitkit.typing import Settings
 
 Precision = Literal["fp32", "bf16", "int8"]
 MODEL_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*")

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import Any, cast
 
 from vitkit.core.config import to_mapping
-from vitkit.core.errors import VitkitError
+from vitkit.core.errors import WeightsError
 from vitkit.server.config import ServerOptions
 from vitkit.server.ipc import Body, FrameDecoder, HTTPError, Message, WorkerResponse, encode_frame
 from vitkit.server.queue import RequestQueue
@@ -46,7 +46,7 @@ Launch = Callable[[socket.socket], "subprocess.Popen[bytes]"]
 """Starts a worker process on its end of a socket pair."""
 
 
-class StartError(VitkitError):
+class StartError(WeightsError):
     """The models cannot be served."""
 
 

@@ -3,6 +3,8 @@
 import json
 import os
 import signal
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -292,6 +294,31 @@ def test_existing_process_group_is_used_and_kept(tmp_path):
         assert distributed.is_initialized()
     finally:
         distributed.destroy_process_group()
+
+
+ON_EVERY_RANK = """
+import os, sys, torch, vitkit
+torch.set_num_threads(1)
+run = vitkit.train("digits", out="run", image_size=8, steps=2, batch_size=8, workers=0)
+print(f"{run.path} {run.status} {run.metrics.top1} {len(run.model.labels)}", flush=True)
+assert not torch.distributed.is_initialized()
+"""
+
+
+def test_every_rank_returns_an_equal_run():
+    Path("script.py").write_text(ON_EVERY_RANK, encoding="utf-8")
+    done = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "script.py"],
+        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": ""},
+        capture_output=True,
+        text=True,
+        timeout=900,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    first, second = done.stdout.splitlines()
+    assert first == second
+    assert done.stderr.count("step 2/2") == 1
 
 
 def finetune(model: object, data: object, **options: object) -> vitkit.Run:

@@ -162,7 +162,7 @@ def clean_name(path: str | Path) -> str:
     name = os.path.basename(os.path.abspath(os.path.expanduser(path)))  # noqa: PTH100, PTH111, PTH119
     if not os.path.isdir(path):  # noqa: PTH112
         name = os.path.splitext(name)[0]  # noqa: PTH122
-    return re.sub(r"[^\w.-]+", "-", name).strip("-.") or "run"
+    return re.sub(r"[^\w.]+", "-", name).strip("-.") or "run"
 
 
 def explain_unknown(text: str) -> UnknownNameError:

@@ -128,7 +128,10 @@ class LazyGroup(click.Group):
         try:
             super().invoke(ctx)
         except Interrupted as interruption:
-            logging.getLogger("vitkit").info("%s", interruption)
+            from vitkit.core.environment import is_main_rank
+
+            if is_main_rank():
+                logging.getLogger("vitkit").info("%s", interruption)
             ctx.exit(EXIT_INTERRUPTED)
         return 0
 

@@ -17,7 +17,7 @@ from vitkit.core.errors import UnknownNameError, WeightsError, did_you_mean
 from vitkit.core.files import sha256, write_text
 from vitkit.core.result import Result
 from vitkit.core.signals import ProgressFunction, ignore_progress
-from vitkit.data.dataset import fingerprint_contents
+from vitkit.data.fingerprint import fingerprint_contents
 from vitkit.exporters import atomic_output
 from vitkit.exporters.example import format_example, format_readme, preprocessing_json
 from vitkit.exporters.onnx import ONNX
@@ -154,7 +154,7 @@ def _identify_images(images: DataSource | None) -> str | None:
     """Return the path of images, or a checksum of those in memory."""
     if images is None or isinstance(images, str | PathLike):
         return images if images is None else os.fspath(images)
-    return fingerprint_contents(open_data_images(images))
+    return fingerprint_contents(open_data_images(images)).checksum
 
 
 def _check_output(out: Path, source: ModelSource, *, overwrite: bool, as_directory: bool) -> None:

@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING
 from vitkit.core.lazy import lazy_attributes
 
 if TYPE_CHECKING:
+    from vitkit.api.run import History, Run
+    from vitkit.core.cache_dir import CacheInfo
     from vitkit.core.names import NameList
     from vitkit.core.result import Result
     from vitkit.data.summary import DataSummary
@@ -14,6 +16,10 @@ if TYPE_CHECKING:
     from vitkit.evaluation.fewshot import FewShotResult, ShotScore
     from vitkit.evaluation.leaderboard import Leaderboard
     from vitkit.evaluation.metrics import Calibration, ClassMetrics
+    from vitkit.exporters.exporter import ExportResult
+    from vitkit.inference.benchmark import BenchmarkResult
+    from vitkit.inference.machine import MachineReport
+    from vitkit.inference.predictions import ImagePrediction, Prediction, Predictions
     from vitkit.report.inspection import InspectionResult
     from vitkit.weights.adapt import AdaptResult
     from vitkit.weights.convert import ConversionResult
@@ -23,6 +29,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AdaptResult",
+    "BenchmarkResult",
+    "CacheInfo",
     "Calibration",
     "ClassMetrics",
     "ComparedModel",
@@ -34,14 +42,21 @@ __all__ = [
     "DataSummary",
     "Difference",
     "EvaluationResult",
+    "ExportResult",
     "FewShotResult",
+    "History",
+    "ImagePrediction",
     "InspectionResult",
     "Leaderboard",
+    "MachineReport",
     "Mistake",
     "ModelScores",
     "NameList",
+    "Prediction",
+    "Predictions",
     "RealAccuracy",
     "Result",
+    "Run",
     "ShotScore",
     "Table6",
     "Table6Row",
@@ -53,6 +68,8 @@ __all__ = [
 
 _HOMES = {
     "AdaptResult": "vitkit.weights.adapt",
+    "BenchmarkResult": "vitkit.inference.benchmark",
+    "CacheInfo": "vitkit.core.cache_dir",
     "Calibration": "vitkit.evaluation.metrics",
     "ClassMetrics": "vitkit.evaluation.metrics",
     "ComparedModel": "vitkit.evaluation.comparison",
@@ -64,14 +81,21 @@ _HOMES = {
     "DataSummary": "vitkit.data.summary",
     "Difference": "vitkit.evaluation.comparison",
     "EvaluationResult": "vitkit.evaluation.evaluation",
+    "ExportResult": "vitkit.exporters.exporter",
     "FewShotResult": "vitkit.evaluation.fewshot",
+    "History": "vitkit.api.run",
+    "ImagePrediction": "vitkit.inference.predictions",
     "InspectionResult": "vitkit.report.inspection",
     "Leaderboard": "vitkit.evaluation.leaderboard",
+    "MachineReport": "vitkit.inference.machine",
     "Mistake": "vitkit.evaluation.evaluation",
     "ModelScores": "vitkit.evaluation.comparison",
     "NameList": "vitkit.core.names",
+    "Prediction": "vitkit.inference.predictions",
+    "Predictions": "vitkit.inference.predictions",
     "RealAccuracy": "vitkit.evaluation.evaluation",
     "Result": "vitkit.core.result",
+    "Run": "vitkit.api.run",
     "ShotScore": "vitkit.evaluation.fewshot",
     "Table6": "vitkit.zoo.cost",
     "Table6Row": "vitkit.zoo.cost",

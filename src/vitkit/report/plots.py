@@ -50,7 +50,7 @@ def plot_confusion(result: EvaluationResult) -> Figure:
     drawn = sorted(np.argsort(-errors, kind="stable")[:MAX_CLASSES].tolist())
     counts, totals = matrix[np.ix_(drawn, drawn)], matrix.sum(axis=1)[drawn]
     names = [visible(result.labels[label], limit=22) for label in drawn]
-    cell = 56 if len(drawn) <= 4 else 40 if len(drawn) <= 12 else 24
+    cell = 72 if len(drawn) <= 4 else 40 if len(drawn) <= 12 else 24
     side, margin = cell * len(drawn), _label_width(names)
     width = max(margin + side + 12, 420)
     figure = new_figure(width, 58 + margin + side + 24)
@@ -91,7 +91,7 @@ def _confusion_colors(fractions: NDArray[np.float64]) -> NDArray[np.float64]:
 def plot_calibration(result: EvaluationResult) -> Figure:
     """Draw accuracy by confidence next to the diagonal of a calibrated model, above the images of each bin."""
     bins = result.calibration
-    figure = new_figure(440, 470)
+    figure = new_figure(450, 470)
     add_text(figure, 8, 22, f"Calibration error {result.ece:.3f}", size=14, color="ink", bold=True)
     axes = add_axes(figure, 60, 46, 360, 290)
     centers, width = (np.arange(len(bins.count)) + 0.5) / len(bins.count), 0.9 / len(bins.count)

@@ -129,6 +129,12 @@ def test_run_inspects(folder, run):
     assert section.name == "rollout"
 
 
+def test_run_is_exported(folder, run):
+    result = run.export(folder / "exported", to="timm")
+    assert result.path == folder / "exported"
+    assert (folder / "exported" / "model.safetensors").is_file()
+
+
 def test_interrupted_run_has_a_model(interrupted):
     assert interrupted.labels == ("cat", "dog")
     assert interrupted.model.num_classes == 2

@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Literal
 
 from vitkit.core.errors import DataError, InputError
 from vitkit.core.result import Result
-from vitkit.typing import DataSource, ImageLike, Path
+from vitkit.typing import DataSource, ImageLike, Path, Settings
 
 if TYPE_CHECKING:
     import matplotlib.figure
 
     from vitkit.evaluation.evaluation import EvaluationResult
+    from vitkit.exporters.exporter import ExportResult
     from vitkit.inference.predictions import Predictions
     from vitkit.report.inspection import InspectionResult
     from vitkit.training.config import RunConfig
@@ -191,6 +192,14 @@ class Run:
         from vitkit.api.inspection import inspect
 
         return inspect(self, images, out=out, only=only, target=target)
+
+    def export(
+        self, out: Path, *, to: str = "huggingface", settings: Settings | None = None, overwrite: bool = False
+    ) -> "ExportResult":
+        """Write the model as a program or in the format of another library, as `vitkit.export` does."""
+        from vitkit.api.deployment import export
+
+        return export(self, out, to=to, settings=settings, overwrite=overwrite)
 
     def plot(self) -> "matplotlib.figure.Figure":
         """Draw the metrics over the steps."""

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from vitkit.core.names import NameList
     from vitkit.core.result import Result
     from vitkit.data.summary import DataSummary
+    from vitkit.data.verify import BadFile
     from vitkit.data_quality.check import DataQualityReport
     from vitkit.evaluation.comparison import ComparedModel, ComparisonResult, Difference, ModelScores
     from vitkit.evaluation.evaluation import ConfusionPair, EvaluationResult, Mistake, RealAccuracy
@@ -17,10 +18,12 @@ if TYPE_CHECKING:
     from vitkit.evaluation.leaderboard import Leaderboard
     from vitkit.evaluation.metrics import Calibration, ClassMetrics
     from vitkit.exporters.exporter import ExportResult
-    from vitkit.inference.benchmark import BenchmarkResult
+    from vitkit.inference.agreement import Agreement
+    from vitkit.inference.benchmark import BenchmarkResult, BenchmarkRow
     from vitkit.inference.machine import MachineReport
     from vitkit.inference.predictions import ImagePrediction, Prediction, Predictions
     from vitkit.report.inspection import InspectionResult
+    from vitkit.server.background import Server
     from vitkit.weights.adapt import AdaptResult
     from vitkit.weights.convert import ConversionResult
     from vitkit.weights.describe import TensorDifference, WeightsDiff, WeightsInfo
@@ -29,7 +32,10 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AdaptResult",
+    "Agreement",
+    "BadFile",
     "BenchmarkResult",
+    "BenchmarkRow",
     "CacheInfo",
     "Calibration",
     "ClassMetrics",
@@ -57,6 +63,7 @@ __all__ = [
     "RealAccuracy",
     "Result",
     "Run",
+    "Server",
     "ShotScore",
     "Table6",
     "Table6Row",
@@ -68,7 +75,10 @@ __all__ = [
 
 _HOMES = {
     "AdaptResult": "vitkit.weights.adapt",
+    "Agreement": "vitkit.inference.agreement",
+    "BadFile": "vitkit.data.verify",
     "BenchmarkResult": "vitkit.inference.benchmark",
+    "BenchmarkRow": "vitkit.inference.benchmark",
     "CacheInfo": "vitkit.core.cache_dir",
     "Calibration": "vitkit.evaluation.metrics",
     "ClassMetrics": "vitkit.evaluation.metrics",
@@ -96,6 +106,7 @@ _HOMES = {
     "RealAccuracy": "vitkit.evaluation.evaluation",
     "Result": "vitkit.core.result",
     "Run": "vitkit.api.run",
+    "Server": "vitkit.server.background",
     "ShotScore": "vitkit.evaluation.fewshot",
     "Table6": "vitkit.zoo.cost",
     "Table6Row": "vitkit.zoo.cost",

@@ -116,6 +116,8 @@ def test_bad_images_do_not_abort_the_rest(model: vitkit.ViT, tmp_path: Path) -> 
     assert result[0].predictions == result[-1].predictions
     assert len(result.skipped) == len(bad)
     assert "no such file" in str(result[-2].error)
+    written = predict(model, [good, *bad, good], out=tmp_path / "out.csv")
+    assert [row.error for row in written] == [row.error for row in result]
 
 
 @pytest.mark.parametrize(

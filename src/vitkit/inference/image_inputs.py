@@ -10,7 +10,7 @@ import numpy as np
 from PIL import Image
 from torch import Tensor
 
-from vitkit.core.errors import DataError, InputError
+from vitkit.core.errors import DataError, InputError, summarize
 from vitkit.core.files import read_bytes
 from vitkit.data.dataset import UNLABELED, ConcatSource, ImageSource, StoredImage, hash_image
 from vitkit.data.decode import ImageLike
@@ -134,10 +134,14 @@ def open_images(images: Sequence[ImageLike]) -> ImageSource:
 
 def describe_images(images: Sequence[ImageLike]) -> list[str]:
     """Return the paths of images, and checksums of those in memory."""
-    return [
-        os.fspath(image) if isinstance(image, str | PathLike) else hash_image(store_image(image)).hex()  # type: ignore[arg-type]
-        for image in images
-    ]
+    return [os.fspath(image) if isinstance(image, str | PathLike) else _hash(image) for image in images]
+
+
+def _hash(image: ImageLike) -> str:
+    try:
+        return hash_image(store_image(image)).hex()  # type: ignore[arg-type]  # not a path
+    except DataError as error:
+        return summarize(error)
 
 
 def is_missing_image(image: ImageLike) -> bool:

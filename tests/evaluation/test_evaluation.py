@@ -80,14 +80,6 @@ def test_json_is_strict_and_keeps_its_keys() -> None:
     }
 
 
-def test_seed_affects_only_intervals() -> None:
-    logits, labels, classes = a_case()
-    first, second = (evaluate_logits(logits, labels, labels=classes, seed=seed) for seed in (0, 1))
-    assert first.intervals != second.intervals
-    assert (first.top1, first.ece, first.nll) == (second.top1, second.ece, second.nll)
-    assert first.confusion == second.confusion
-
-
 def test_targets_may_be_of_any_integer_type() -> None:
     logits, labels, classes = a_case()
     assert (

@@ -4,6 +4,8 @@ import numpy as np
 import pytest
 import torch
 from scipy import linalg
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from vitkit.core.errors import DataError, InputError
 from vitkit.evaluation.features import LabeledFeatures
@@ -11,6 +13,7 @@ from vitkit.evaluation.fewshot import (
     L2,
     LinearHead,
     fit_logistic_head,
+    predict_knn,
     sample_shots,
     score_shots,
     solve_ridge,
@@ -147,3 +150,23 @@ def test_empty_features_are_an_error() -> None:
 def test_linear_head() -> None:
     head = LinearHead(weight=torch.tensor([[1.0, 2.0]]), bias=torch.tensor([3.0]))
     assert head(torch.tensor([[4.0, 5.0]])).tolist() == [[17.0]]
+
+
+class LargestTensor(TorchDispatchMode):
+    """Record the number of elements of the largest tensor that is computed."""
+
+    elements = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        self.elements = max(self.elements, *(each.numel() for each in tree_leaves(result) if torch.is_tensor(each)), 0)
+        return result
+
+
+def test_knn_votes_take_memory_for_each_class_once() -> None:
+    classes, features = 2_000, torch.randn(2_000, 8)
+    sample = LabeledFeatures(features=features, targets=torch.arange(classes))
+    with LargestTensor() as largest:
+        predictions = predict_knn(sample, features, num_classes=classes)
+    assert predictions.tolist() == list(range(classes))
+    assert largest.elements <= 1024 * classes

@@ -9,13 +9,13 @@ from scipy import special, stats
 from torch import Tensor
 
 from vitkit.evaluation.metrics import (
-    bootstrap_interval,
     calibration,
     class_metrics,
     confidences,
     confusion_matrix,
     negative_log_likelihood,
     top_k,
+    wilson_interval,
 )
 
 LABELS = torch.tensor([0, 0, 0, 1, 1, 2, 2, 2, 2, 0])
@@ -103,28 +103,29 @@ def test_calibrated_model_has_no_error() -> None:
     assert calibration(torch.full([8], 0.75), torch.arange(8) < 6).error == 0
 
 
-def test_bootstrap_depends_on_the_seed() -> None:
-    correct = torch.arange(997) < 700
-    assert bootstrap_interval(correct, seed=1) == bootstrap_interval(correct, seed=1)
-    assert bootstrap_interval(correct, seed=1) != bootstrap_interval(correct, seed=2)
-
-
-def test_bootstrap_equals_scipy() -> None:
-    correct = torch.arange(400) < 300
-    result = stats.bootstrap(
-        (correct.double().numpy(),), np.mean, n_resamples=2000, method="percentile", rng=np.random.default_rng(0)
-    )
-    # Ends of 1,000 resamples stray by about 0.002 here; the standard error of the mean is 0.022.
-    expected = (result.confidence_interval.low, result.confidence_interval.high)
-    assert bootstrap_interval(correct) == pytest.approx(expected, abs=0.008)
+@pytest.mark.parametrize(("correct", "total"), [(0, 7), (1, 3), (99, 100), (700, 997), (20, 20)])
+def test_wilson_interval_equals_scipy(correct: int, total: int) -> None:
+    expected = stats.binomtest(correct, total).proportion_ci(method="wilson")
+    assert wilson_interval(correct, total) == pytest.approx((expected.low, expected.high), abs=1e-12)
 
 
 def test_higher_level_gives_a_wider_interval() -> None:
-    correct = torch.arange(500) < 400
-    narrow, wide = (bootstrap_interval(correct, level=level) for level in (0.5, 0.99))
+    narrow, wide = (wilson_interval(400, 500, level=level) for level in (0.5, 0.99))
     assert wide[0] < narrow[0] < 0.8 < narrow[1] < wide[1]
 
 
-@pytest.mark.parametrize("right", [0, 20])
-def test_interval_of_constant_correctness_has_no_width(right: int) -> None:
-    assert bootstrap_interval(torch.arange(20) < right) == (right / 20, right / 20)
+@pytest.mark.parametrize("correct", [0, 100])
+def test_interval_of_constant_correctness_has_a_width(correct: int) -> None:
+    low, high = wilson_interval(correct, 100)
+    assert (low, high) == pytest.approx((0.963, 1.0) if correct else (0.0, 0.037), abs=5e-4)
+
+
+@pytest.mark.parametrize(
+    ("probability", "total", "expected"), [(0.99, 100, 0.921), (0.5, 100, 0.943), (0.9, 50, 0.970)]
+)
+def test_intervals_cover_the_nominal_level(probability: float, total: int, expected: float) -> None:
+    """The exact coverage: the probability of all counts whose interval holds the true proportion."""
+    counts = np.arange(total + 1)
+    intervals = [wilson_interval(int(count), total) for count in counts]
+    covered = [low <= probability <= high for low, high in intervals]
+    assert stats.binom.pmf(counts, total, probability)[covered].sum() == pytest.approx(expected, abs=1e-3)

@@ -77,6 +77,24 @@ def test_ties_keep_the_order_of_the_classes(tmp_path: Path) -> None:
     top = predictor.top_predictions(torch.tensor([0.2, 0.4, 0.4]), top=3)
     assert [each.label for each in top] == ["dog", "owl", "cat"]
     assert top[0] == Prediction("dog", pytest.approx(0.4))
+    assert [each.label for each in predictor.top_predictions(torch.full([3], 0.3), top=2)] == ["cat", "dog"]
+
+
+def test_naming_the_top_classes_does_not_sort_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    predictor = Predictor(saved(tmp_path))
+    monkeypatch.setattr(Predictor, "labels", tuple(map(str, range(20_000))))
+    sizes: list[int] = []
+    original = torch.Tensor.sort
+
+    def sort(tensor: torch.Tensor, **options: bool) -> object:
+        sizes.append(len(tensor))
+        return original(tensor, **options)
+
+    monkeypatch.setattr(torch.Tensor, "sort", sort)
+    probabilities = torch.arange(20_000) / 20_000
+    top = predictor.top_predictions(probabilities, top=5)
+    assert [each.label for each in top] == ["19999", "19998", "19997", "19996", "19995"]
+    assert sizes == [5]
 
 
 @pytest.mark.parametrize("antialias", [True, False])

@@ -185,7 +185,9 @@ def _sort_classes(source: ImageSource, *, salt: str) -> list[list[int]]:
     def digest(index: int) -> bytes:
         return hashlib.sha256((salt + source.name(index)).encode("utf-8", "surrogateescape")).digest()
 
-    return [sorted(np.flatnonzero(source.labels == label).tolist(), key=digest) for label in np.unique(source.labels)]
+    order = np.argsort(source.labels, kind="stable")
+    starts = np.flatnonzero(np.diff(source.labels[order])) + 1
+    return [sorted(members.tolist(), key=digest) for members in np.split(order, starts) if len(members)]
 
 
 # Checksums that tell whether two sources hold the same images; fingerprint.py has those of contents

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, ImageDraw, ImageFont, ImageOps
+from PIL import Image, ImageDraw, ImageFont
 
 from vitkit.core.errors import DataError, summarize
 from vitkit.core.files import write_bytes
@@ -361,7 +361,9 @@ def _draw_thumbnail(
     assert isinstance(image, Image.Image)
     # Tiny images are enlarged without smoothing.
     kernel = Image.Resampling.NEAREST if max(image.size) * 2 <= _SIDE else Image.Resampling.LANCZOS
-    thumbnail = ImageOps.contain(image, (_SIDE, _SIDE), kernel)
+    scale = _SIDE / max(image.size)
+    size = (max(1, round(image.width * scale)), max(1, round(image.height * scale)))  # a side must not round to 0
+    thumbnail = image.resize(size, kernel)
     sheet.paste(thumbnail, (left + (_SIDE - thumbnail.width) // 2, top + (_SIDE - thumbnail.height) // 2))
 
 

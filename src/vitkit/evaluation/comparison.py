@@ -38,7 +38,7 @@ class ModelScores:
     count: int
     top1: float
     interval: tuple[float, float]
-    """95 % bootstrap interval of top1."""
+    """95 % interval (Wilson) of top1."""
     top5: float
     mean_per_class: float | None
     """Mean recall over classes."""

@@ -16,7 +16,6 @@ from vitkit.data.verify import BadFile
 from vitkit.evaluation.metrics import (
     Calibration,
     ClassMetrics,
-    bootstrap_interval,
     calibration,
     class_metrics,
     confidences,
@@ -24,6 +23,7 @@ from vitkit.evaluation.metrics import (
     negative_log_likelihood,
     none_if_nan,
     top_k,
+    wilson_interval,
 )
 from vitkit.weights.bundle import ModelBundle
 
@@ -74,7 +74,7 @@ class RealAccuracy:
     skipped: int
     """Images without labels."""
     interval: tuple[float, float]
-    """95 % bootstrap interval."""
+    """95 % interval (Wilson)."""
 
     def to_dict(self) -> dict[str, object]:
         """Return the value of "real" in `vitkit eval --json`."""
@@ -94,7 +94,7 @@ class EvaluationResult(Result):
     nll: float
     """Mean negative log-likelihood in nats."""
     intervals: dict[str, tuple[float, float]]
-    """95 % bootstrap intervals of top1 and top5."""
+    """95 % intervals (Wilson) of top1 and top5."""
     per_class: list[ClassMetrics]
     confusion: tuple[ConfusionPair, ...]
     """The pairs of true and predicted class that occur."""
@@ -187,10 +187,9 @@ def evaluate_logits(
     targets: Int[Tensor, "B"],
     *,
     labels: tuple[str, ...],
-    seed: int = 0,
     keep_probabilities: bool = False,
 ) -> EvaluationResult:
-    """Compute all metrics of logits; `seed` is that of the bootstrap.
+    """Compute all metrics of logits.
 
     >>> result = evaluate_logits(torch.tensor([[2.0, 0.0], [2.0, 0.0]]), torch.tensor([0, 1]), labels=("cat", "dog"))
     >>> result.top1, result.top5, result.confusion_matrix().tolist()
@@ -218,7 +217,7 @@ def evaluate_logits(
         top5=correct["top5"].double().mean().item(),
         ece=bins.error,
         nll=nll.mean().item(),
-        intervals={name: bootstrap_interval(each, seed=seed) for name, each in correct.items()},
+        intervals={name: wilson_interval(int(each.sum()), len(each)) for name, each in correct.items()},
         per_class=class_metrics(confusion, labels),
         confusion=tuple(
             ConfusionPair(target=target, predicted=predicted, count=int(confusion[target, predicted]))

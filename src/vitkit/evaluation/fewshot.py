@@ -292,13 +292,13 @@ def predict_classes(
 def predict_knn(sample: LabeledFeatures, features: Float[Tensor, "N F"], *, num_classes: int) -> Int[Tensor, "N"]:
     """Return the classes of features by the cosines of their nearest neighbors, with softmax weights."""
     references = functional.normalize(sample.features.float(), dim=1)
-    votes = functional.one_hot(sample.targets, num_classes).float()
     predictions = []
     for chunk in features.split(1024):
         similarity = functional.normalize(chunk.float(), dim=1) @ references.T
         nearest = similarity.topk(min(NEIGHBORS, len(references)), dim=1)
         weights = (nearest.values / TEMPERATURE).softmax(dim=1)
-        predictions.append((weights[:, :, None] * votes[nearest.indices]).sum(dim=1).argmax(dim=1))
+        votes = torch.zeros(len(chunk), num_classes).scatter_add_(1, sample.targets[nearest.indices], weights)
+        predictions.append(votes.argmax(dim=1))
     return torch.cat(predictions)
 
 

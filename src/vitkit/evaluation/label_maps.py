@@ -25,7 +25,7 @@ from vitkit.data.dataset import ImageSource, Subset
 from vitkit.data.layouts.files import shorten_list
 from vitkit.evaluation.evaluation import EvaluationResult, check_finite, evaluate_logits
 from vitkit.evaluation.logits import LabeledLogits
-from vitkit.evaluation.metrics import bootstrap_interval
+from vitkit.evaluation.metrics import wilson_interval
 
 LogitScope = Literal["mapped", "all"]
 """Logits that compete: those of mapped classes only, or all."""
@@ -237,7 +237,7 @@ def resolve_class(value: int | str, *, labels: Sequence[str], wnids: NDArray[np.
 
 
 def evaluate_mapped(
-    labeled: LabeledLogits, label_map: LabelMap, *, seed: int = 0, keep_probabilities: bool = False
+    labeled: LabeledLogits, label_map: LabelMap, *, keep_probabilities: bool = False
 ) -> EvaluationResult:
     """Evaluate logits with a label map.
 
@@ -267,13 +267,13 @@ def evaluate_mapped(
     # One class of the model may be in two groups: raise the logit of the predicted one above its equals.
     rows = (logits.argmax(dim=1) != predictions).nonzero()[:, 0]
     logits[rows, predictions[rows]] = torch.nextafter(logits[rows].amax(dim=1), torch.tensor(torch.inf))
-    result = evaluate_logits(logits, targets, labels=names, seed=seed, keep_probabilities=keep_probabilities)
+    result = evaluate_logits(logits, targets, labels=names, keep_probabilities=keep_probabilities)
     # Top-5 is among the model's classes, of which several may belong to one class of the dataset.
     return replace(
         result,
         top1=correct["top1"].double().mean().item(),
         top5=correct["top5"].double().mean().item(),
-        intervals={name: bootstrap_interval(each, seed=seed) for name, each in correct.items()},
+        intervals={name: wilson_interval(int(each.sum()), len(each)) for name, each in correct.items()},
     )
 
 

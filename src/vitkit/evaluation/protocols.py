@@ -28,7 +28,7 @@ from vitkit.evaluation.label_maps import (
     published_label_map,
 )
 from vitkit.evaluation.logits import compute_logits
-from vitkit.evaluation.metrics import bootstrap_interval
+from vitkit.evaluation.metrics import wilson_interval
 from vitkit.inference.engine import Engine
 from vitkit.weights.bundle import ModelBundle
 
@@ -288,10 +288,9 @@ def evaluate_real(
     correct = [predicted in each for predicted, each in zip(predictions, image_labels, strict=True) if each]
     if not correct:
         raise DataError("none of the images has a label in real.json", got=f"{len(predictions):,} images without")
-    is_correct = torch.tensor(correct)
     return RealAccuracy(
-        top1=is_correct.double().mean().item(),
+        top1=sum(correct) / len(correct),
         count=len(correct),
         skipped=len(predictions) - len(correct),
-        interval=bootstrap_interval(is_correct),
+        interval=wilson_interval(sum(correct), len(correct)),
     )

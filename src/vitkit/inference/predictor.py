@@ -135,8 +135,11 @@ class Predictor:
 
     def top_predictions(self, probabilities: Float[Tensor, "Y"], *, top: int) -> list[Prediction]:
         """Return the `top` most probable classes. Ties keep the order of the classes."""
-        values, indices = probabilities.sort(descending=True, stable=True)
-        pairs = zip(indices[:top].tolist(), values[:top].tolist(), strict=True)
+        # topk alone may return equal probabilities in any order, and any of those that tie for the last place.
+        lowest = probabilities.topk(min(top, len(probabilities))).values[-1:]
+        candidates = (probabilities >= lowest).nonzero()[:, 0]
+        values, order = probabilities[candidates].sort(descending=True, stable=True)
+        pairs = zip(candidates[order[:top]].tolist(), values[:top].tolist(), strict=True)
         return [Prediction(self.labels[index], value) for index, value in pairs]
 
     def _batches(self, images: ImageLike | Sequence[ImageLike]) -> Iterator[Float[Tensor, "B C H W"]]:

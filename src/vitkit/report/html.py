@@ -132,8 +132,8 @@ def bar(fraction: float) -> Markup:
 
 
 def format_interval(interval: tuple[float, float] | None) -> str:
-    """Format a bootstrap interval; empty if it has no width, because all predictions are right or all are wrong."""
-    if interval is None or interval[0] == interval[1]:
+    """Format an interval of a fraction; empty if there is none."""
+    if interval is None:
         return ""
     return f"{interval[0] * 100:.1f}–{interval[1] * 100:.1f} %"
 

@@ -75,6 +75,20 @@ def predict(server: FrontEnd, body: bytes, **headers: str) -> int:
     return server.post("/v1/predict", body, authorization=f"Bearer {TOKEN}", **headers).status
 
 
+# Headers
+
+
+def test_two_authorization_headers_are_rejected(server: FrontEnd) -> None:
+    for first, second in (("wrong", TOKEN), (TOKEN, "wrong"), (TOKEN, TOKEN)):
+        with connect(server) as sock:
+            lines = ["GET /v1/models HTTP/1.1", "Host: localhost", "Connection: close"]
+            lines += [f"Authorization: Bearer {token}" for token in (first, second)]
+            sock.sendall("\r\n".join([*lines, "", ""]).encode())
+            response = read_all(sock)
+        assert response.startswith(b"HTTP/1.1 400"), (first, second)
+        assert b"two Authorization headers" in response
+
+
 # Size
 
 

@@ -25,6 +25,7 @@ from vitkit.server.handlers import Job, prepare
 from vitkit.server.ipc import HTTPError, read_messages
 from vitkit.server.models import ServedModel
 from vitkit.server.worker_process import Worker
+from vitkit.server.worker_start import Heartbeat
 
 HEADER = {"task": "features", "model": "pets", "is_list": False, "images": 1, "layer": None}
 
@@ -318,3 +319,17 @@ def test_worker_ends_with_its_front_end_while_loading() -> None:
     ours.close()
     assert process.wait(TIMEOUT) == 0
     assert not Path(f"/proc/{process.pid}").exists() or os.name != "posix"
+
+
+def test_heartbeat_is_sent_until_the_models_are_loaded() -> None:
+    ours, theirs = socket.socketpair()
+    theirs.settimeout(TIMEOUT)
+    with ours, theirs:
+        heartbeat = Heartbeat(ours)
+        messages = read_messages(theirs)
+        assert next(messages)[0] == {"starting": "importing"}
+        heartbeat.phase = "loading"
+        heartbeat.stop()
+        assert not heartbeat.thread.is_alive()
+        ours.shutdown(socket.SHUT_WR)
+        assert all(header["starting"] in ("importing", "loading") for header, _ in messages)

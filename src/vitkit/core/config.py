@@ -34,7 +34,12 @@ _TYPE_NAMES: dict[object, str] = {
 }
 
 _MAX_BYTES = 1 << 16
-"""Largest accepted file. The time of tomllib grows with the square of the dots in a key."""
+"""Largest accepted file."""
+_MAX_KEY_PARTS = 64
+"""Longest dotted key. The time and memory of tomllib grow with the square of its parts."""
+_TOML_STRING_OR_COMMENT = re.compile(
+    r'"""(?:\\.|[^\\])*?"""|\'{3}.*?\'{3}|"(?:\\[^\n]|[^"\\\n])*"|\'[^\'\n]*\'|#[^\n]*', re.DOTALL
+)
 
 _LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 """Character that stands for a byte that is not UTF-8; TOML and JSON cannot hold it."""
@@ -250,8 +255,8 @@ class _Text:
         """Return the possible values, the preferred one first."""
         values: list[object] = []
         try:
-            parsed = tomllib.loads(f"value = {self.text}")
-        except ValueError:
+            parsed = parse_toml(f"value = {self.text}")
+        except (ValueError, RecursionError):
             parsed = {}
         if list(parsed) == ["value"]:
             values.append(parsed["value"])
@@ -347,7 +352,7 @@ def _load(
 def read_toml(path: Path) -> dict[str, object]:
     """Parse a TOML file of at most 64 KiB."""
     try:
-        return tomllib.loads(read_bytes(path, max_bytes=_MAX_BYTES).decode())
+        return parse_toml(read_bytes(path, max_bytes=_MAX_BYTES).decode())
     except FileNotFoundError as error:
         neighbors = [neighbor.name for neighbor in path.parent.glob("*.toml")]
         raise ConfigError(f"{path}: no such file", hint=did_you_mean(path.name, neighbors)) from error
@@ -357,6 +362,18 @@ def read_toml(path: Path) -> dict[str, object]:
         raise ConfigError(f"{path}: not a TOML file: it is nested too deep") from error
     except ValueError as error:  # tomllib names the line, the UTF-8 decoder the byte
         raise ConfigError(f"{path}: not a TOML file: {error}") from error
+
+
+def parse_toml(text: str) -> dict[str, object]:
+    """Parse TOML; raise ValueError if it is invalid or has a key of more than 64 parts.
+
+    >>> parse_toml("[schedule]\\nsteps = 40")
+    {'schedule': {'steps': 40}}
+    """
+    keys = re.split(r"[\n=,\[\]{}]", _TOML_STRING_OR_COMMENT.sub('""', text))
+    if (parts := 1 + max(key.count(".") for key in keys)) > _MAX_KEY_PARTS:
+        raise ValueError(f"a key has too many parts (expected at most {_MAX_KEY_PARTS}, got {parts:,})")
+    return tomllib.loads(text)
 
 
 # Writing

@@ -60,7 +60,7 @@ def read_bytes(path: Path | str, *, max_bytes: int) -> bytes:
         if status.st_size > max_bytes:
             message = f"too many bytes (expected at most {max_bytes:,}, got {status.st_size:,})"
             raise OSError(errno.EFBIG, message, str(path))
-        return file.read(max_bytes)
+        return file.read(min(max_bytes, max(status.st_size, 1 << 16)))  # files of the kernel have no size
 
 
 def describe_file_type(mode: int) -> str:

@@ -129,13 +129,23 @@ class TextFormatter(logging.Formatter):
         return "\n".join(map(safe_text, f"{prefix}{super().format(record)}".splitlines()))
 
 
+class TimestampFormatter(TextFormatter):
+    """Time in UTC and level before the message, for processes that run for days."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Format a record without control characters; further lines are indented."""
+        lines = logging.Formatter.format(self, record).splitlines() or [""]
+        prefix = f"{_utc(record)} {record.levelname:<7}"
+        return "\n".join(f"{prefix if not number else '   '} {safe_text(line)}" for number, line in enumerate(lines))
+
+
 class JsonFormatter(logging.Formatter):
     """One JSON object per record. Keys passed as `extra={"fields": {...}}` are added."""
 
     def format(self, record: logging.LogRecord) -> str:
         """Format a record as one line of ASCII."""
         entry: dict[str, object] = {
-            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "time": _utc(record),
             "level": record.levelname.lower(),
             "logger": record.name,
             "message": record.getMessage(),
@@ -144,6 +154,10 @@ class JsonFormatter(logging.Formatter):
         if record.exc_info:
             entry["traceback"] = self.formatException(record.exc_info)
         return json.dumps(entry, default=str)
+
+
+def _utc(record: logging.LogRecord) -> str:
+    return datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
 
 
 class StandardErrorHandler(logging.Handler):
@@ -159,14 +173,19 @@ class StandardErrorHandler(logging.Handler):
 
 
 def configure_logging(
-    log_format: LogFormat = "text", *, level: int = logging.INFO, handler: logging.Handler | None = None
+    log_format: LogFormat = "text",
+    *,
+    level: int = logging.INFO,
+    handler: logging.Handler | None = None,
+    has_timestamps: bool = False,
 ) -> None:
     """Send vitkit's log records, and errors of the libraries it uses, to stderr or to another handler.
 
-    A second call replaces the handler of the first; handlers of other programs stay.
+    JSON has timestamps in any case. A second call replaces the handler of the first; handlers of other programs stay.
     """
     handler = handler or StandardErrorHandler()
-    handler.setFormatter(JsonFormatter() if log_format == "json" else TextFormatter())
+    text_formatter = TimestampFormatter() if has_timestamps else TextFormatter()
+    handler.setFormatter(JsonFormatter() if log_format == "json" else text_formatter)
     root = logging.getLogger()
     for previous in _own_handlers():
         root.removeHandler(previous)

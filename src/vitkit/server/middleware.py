@@ -42,6 +42,9 @@ ROUTE_PATTERNS = [(re.compile(re.sub(r"{\w+}", "[^/]+", route)), route) for rout
 QUEUED_ROUTES = frozenset({"/v1/predict", "/v1/features", "/v1/attention", INFERENCE_ROUTE})
 PUBLIC_ROUTES = frozenset({"/", "/docs", "/web/{file}", "/v2/health/live", "/v2/health/ready"})
 
+UNIQUE_HEADERS = {b"host": "Host", b"authorization": "Authorization"}
+"""Headers that decide about access: a proxy and this server might each read another one of two."""
+
 access_log = logging.getLogger("vitkit.server.access")
 
 
@@ -142,8 +145,8 @@ class RequestFilter:
         """Raise an `HTTPError` for a request that can be rejected by its headers."""
         headers: dict[bytes, bytes] = {}
         for name, value in scope["headers"]:
-            if name == b"host" and name in headers:
-                raise HTTPError(400, "the request has two Host headers")
+            if name in UNIQUE_HEADERS and name in headers:
+                raise HTTPError(400, f"the request has two {UNIQUE_HEADERS[name]} headers")
             headers[name] = value
         host = headers.get(b"host")
         if host is None or not self.hosts.matches(host):

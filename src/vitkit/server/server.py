@@ -164,7 +164,7 @@ def socket_url(sock: socket.socket) -> str:
 
 def serve(options: ServerOptions, sock: socket.socket, *, on_listening: Callable[[str], None]) -> None:
     """Serve until SIGTERM or Ctrl-C; `on_listening` is called with the URL when clients may connect."""
-    configure_logging(options.log_format, handler=StderrHandler())
+    configure_logging(options.log_format, handler=StderrHandler(), has_timestamps=True)
     loop_factory = asyncio.new_event_loop
     with contextlib.suppress(ImportError):
         import uvloop  # noqa: PLC0415  faster, and not available on every platform

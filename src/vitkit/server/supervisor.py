@@ -1,7 +1,8 @@
 """Supervisor of the worker process: starts it, checks that it is alive, and replaces it when it dies or hangs.
 
 The worker is pinged four times a second. A worker that does not answer, or whose batch takes far longer than batches
-do, is first not ready and then replaced. The queue retries the requests that were in flight.
+do, is first not ready and then replaced. The queue retries the requests that were in flight. While a worker loads its
+models it sends heartbeats. Time in which the front end itself did not run counts for nothing.
 """
 
 import asyncio
@@ -12,6 +13,7 @@ import re
 import socket
 import subprocess
 import sys
+from collections import deque
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -26,6 +28,10 @@ NOT_READY_AFTER = 1.25
 """Seconds without a message after which a worker is not ready."""
 REPLACE_AFTER = 3.0
 """Seconds without a message after which a worker is replaced."""
+REPLACE_LOADING_AFTER = 10.0
+"""Seconds without a heartbeat after which a worker that loads its models is replaced."""
+MAX_SILENT_STARTS = 3
+"""First workers that may stop responding while loading before the server gives up."""
 MAX_DECODE_SECONDS = 15.0
 MAX_START_SECONDS = 600.0
 """Seconds for the first worker to load its models; later workers have five times what the first one took."""
@@ -56,7 +62,7 @@ def launch_worker(sock: socket.socket) -> subprocess.Popen[bytes]:
     It has a process group of its own, so that Ctrl-C reaches only the front end, and it does not get the token.
     """
     return subprocess.Popen(
-        [sys.executable, "-P", "-m", "vitkit.server.worker_process", str(sock.fileno())],
+        [sys.executable, "-P", "-m", "vitkit.server.worker_start", str(sock.fileno())],
         pass_fds=[sock.fileno()],
         stdin=subprocess.DEVNULL,
         stdout=2,
@@ -119,6 +125,11 @@ class Supervisor:
         self.failed_starts = 0
         self.max_start_seconds = MAX_START_SECONDS
         self.started_at = self.last_message_at = 0.0
+        self.is_importing, self.is_silent = False, False
+        self.last_seen = self.clock()
+        """When the event loop of this process was last seen running."""
+        self.pauses: deque[tuple[float, float]] = deque(maxlen=1000)
+        """Start and end of the periods in which this process did not run, perhaps with the whole machine."""
         self.running_seconds = {"predicting": 0.0, "attention": 0.0, "decoding": 0.0}
         """For how long the worker's oldest task of each kind has been running."""
         self.slowest_seconds = {"predicting": 0.0, "attention": 0.5}
@@ -133,7 +144,8 @@ class Supervisor:
         """Whether the models are loaded and the worker answers."""
         if not self.models:
             return True
-        return self.is_loaded and self.clock() - self.last_message_at < NOT_READY_AFTER and not self._is_overdue()
+        is_responding = self._seconds_since(self.last_message_at) < NOT_READY_AFTER
+        return self.is_loaded and is_responding and not self._is_overdue()
 
     @property
     def is_ready(self) -> bool:
@@ -160,23 +172,21 @@ class Supervisor:
         if not self.models:
             self.was_ready = True
             return
+        self.last_seen = self.clock()
         await self.start()
-        checked_at = self.clock()
         while True:
             await asyncio.sleep(CHECK_INTERVAL)
             if self.start_error is not None:
                 raise self.start_error
-            now = self.clock()
-            delay, checked_at = now - checked_at - CHECK_INTERVAL, now
-            if delay > CHECK_INTERVAL:  # this process was suspended, perhaps with the whole machine
-                self.last_message_at = min(now, self.last_message_at + delay)
+            self.record_pause()
             self.metrics.ready.set(self.is_ready)
             self.queue.expire(worker_is_alive=self.is_alive)
             await self.check()
 
     async def start(self) -> None:
         """Start a worker and tell it what to load."""
-        self.is_loaded, self.started_at = False, self.clock()
+        self.is_loaded, self.is_importing, self.is_silent = False, True, False
+        self.started_at = self.last_message_at = self.clock()
         self.running_seconds = dict.fromkeys(self.running_seconds, 0.0)
         try:
             ours, theirs = socket.socketpair()
@@ -208,9 +218,14 @@ class Supervisor:
                 self.failed_starts += 1
                 await self.start()
         elif not self.is_loaded:
-            if now - self.started_at > self.max_start_seconds:
+            # The first import of torch reads gigabytes, perhaps from a slow disk, while no other thread can run.
+            is_slow_import = self.is_importing and not self.was_ready
+            if self._seconds_since(self.started_at) > self.max_start_seconds:
                 self.kill("did not load its models in time")
-        elif now - self.last_message_at > REPLACE_AFTER:
+            elif self._seconds_since(self.last_message_at) > REPLACE_LOADING_AFTER and not is_slow_import:
+                self.is_silent = True
+                self.kill("stopped responding while it loaded its models")
+        elif self._seconds_since(self.last_message_at) > REPLACE_AFTER:
             self.kill("does not respond")
         elif self._is_overdue():
             is_decoding = self.running_seconds["decoding"] > MAX_DECODE_SECONDS
@@ -236,6 +251,18 @@ class Supervisor:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self.process.wait(timeout=5.0)
 
+    def record_pause(self) -> None:
+        """Note when this process was suspended. It runs at least every `CHECK_INTERVAL` seconds otherwise."""
+        now = self.clock()
+        if now - self.last_seen > 2 * CHECK_INTERVAL:
+            self.pauses.append((self.last_seen + CHECK_INTERVAL, now))
+        self.last_seen = now
+
+    def _seconds_since(self, start: float) -> float:
+        """Return for how long this process has been running since a time."""
+        paused = sum(max(0.0, end - max(start, begin)) for begin, end in self.pauses)
+        return self.clock() - start - paused
+
     def _is_overdue(self) -> bool:
         limits = {kind: max(2.0, 20 * max(slow, self.batch_seconds)) for kind, slow in self.slowest_seconds.items()}
         limits["decoding"] = MAX_DECODE_SECONDS
@@ -245,18 +272,22 @@ class Supervisor:
 
     def on_message(self, header: Message, body: bytes) -> None:
         """Process a message of the worker; raise one of several exceptions if it is invalid."""
-        self.last_message_at = self.clock()
+        self.record_pause()
+        self.last_message_at = now = self.clock()
         if "id" in header:
             self.queue.complete(header["id"], _parse_response(header, body))
         elif "pong" in header:
-            self.running_seconds = {kind: _parse_seconds(header[kind]) for kind in self.running_seconds}
+            seconds_by_kind = {kind: _parse_seconds(header[kind]) for kind in self.running_seconds}
+            self.running_seconds = {kind: self._seconds_since(now - each) for kind, each in seconds_by_kind.items()}
         elif "completed" in header:
             kind = "attention" if header["attention"] else "predicting"
             images, seconds = int(header["completed"]), _parse_seconds(header["seconds"])
-            self.slowest_seconds[kind] = max(seconds, 0.99 * self.slowest_seconds[kind])
+            self.slowest_seconds[kind] = max(self._seconds_since(now - seconds), 0.99 * self.slowest_seconds[kind])
             self.metrics.record_batch(images, seconds)
             if not header["attention"]:
                 self.queue.record_completion(images, _parse_seconds(header["service_seconds"]))
+        elif "starting" in header:
+            self.is_importing = header["starting"] == "importing"
         elif "ready" in header:
             self._on_ready(header)
         elif "failed" in header:
@@ -279,7 +310,7 @@ class Supervisor:
             return
         self.metrics.restarts.inc()
         logger.warning("the worker died; starting another one")
-        if not was_loaded:
+        if not was_loaded and not (self.is_silent and self.failed_starts < MAX_SILENT_STARTS):
             self._on_start_error(StartError("the worker died while loading", hint="is there enough memory?"))
 
     def _on_ready(self, header: Message) -> None:

@@ -1,28 +1,20 @@
 """Worker process: receives requests on a socket, runs the models and sends the responses.
 
-    python -m vitkit.server.worker_process FD
-
 The main thread reads messages and answers pings. All other threads are equal: each takes a request, decodes its images,
 and then processes what is ready, as long as there is a free slot for the models. vitkit's CPU engine has a slot per
 thread, so every thread processes its own request. Other engines have one slot: while a thread runs a batch, the others
 decode, and the next batch is what is ready by then. No thread waits for a batch to fill.
-
-Signals are handled by the front end; the worker ends when its socket closes.
 """
 
 import contextlib
 import logging
 import os
 import queue
-import select
-import signal
 import socket
-import sys
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import torch
 
@@ -265,21 +257,16 @@ def exit_on_return(function: Callable[[], None]) -> None:
         os._exit(1)
 
 
-def exit_on_disconnect(sock: socket.socket) -> None:
-    """End the process together with the front end, even while models are being loaded."""
-    poll = select.poll()
-    poll.register(sock, 0)  # a hangup is reported without asking for it
-    poll.poll()
-    os._exit(0)
+def serve(sock: socket.socket, *, on_loaded: Callable[[], None] = lambda: None) -> None:
+    """Load the models that the first message names, report that, and process requests.
 
-
-def serve(sock: socket.socket) -> None:
-    """Load the models that the first message names, report that, and process requests."""
+    `on_loaded` is called when the models are loaded, or cannot be, before the first message is sent.
+    """
     messages = read_messages(sock)
     header, _ = next(messages, ({}, b""))
     if not header:
         return
-    configure_logging(header["log_format"], handler=StderrHandler())
+    configure_logging(header["log_format"], handler=StderrHandler(), has_timestamps=True)
     config = from_mapping(ServeConfig, header["config"])
     if config.engine.threads:
         torch.set_num_threads(config.engine.threads)
@@ -289,8 +276,10 @@ def serve(sock: socket.socket) -> None:
             configs, engine=config.engine, calibration=header["calibration"], batch=config.limits.batch
         )
     except (VitkitError, OSError) as error:
+        on_loaded()
         sock.sendall(encode_frame({"failed": summarize(error), "hint": getattr(error, "hint", None)}))
         return
+    on_loaded()
     threads = slots = torch.get_num_threads()
     decoders = config.engine.decoders or max(4, threads // 4)
     if any(model.single_threaded is None for model in models.values()):  # an engine that cannot run on single threads
@@ -303,20 +292,3 @@ def serve(sock: socket.socket) -> None:
     }
     worker.send((ready | {"min_in_flight": worker.min_in_flight, "max_in_flight": worker.max_in_flight}, b""))
     worker.listen(messages)
-
-
-def main() -> None:
-    """Serve on the socket whose file descriptor is the first argument."""
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)
-    with contextlib.suppress(OSError):  # if memory runs out, this is the process that can be replaced
-        Path("/proc/self/oom_score_adj").write_text("500")
-    with socket.socket(fileno=int(sys.argv[1])) as sock:
-        sock.setblocking(True)
-        threading.Thread(target=exit_on_disconnect, args=(sock,), daemon=True).start()
-        serve(sock)
-        os._exit(0)  # threads may still work for a front end that has gone
-
-
-if __name__ == "__main__":
-    main()

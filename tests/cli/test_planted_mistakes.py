@@ -279,7 +279,7 @@ def test_eval_on_unusable_data(directory, shell):
         result, names="none of the 40 images can be read; cat/00.png: the file is empty", cure="data check photos"
     )
     no_labels(directory)
-    one_message(shell("eval", "run", "loose"), names="the images have no labels", cure="list file_name,label")
+    one_message(shell("eval", "run", "loose"), names="the images have no labels", cure="a CSV file with file_name,label")
 
 
 # Sweeps
@@ -355,8 +355,9 @@ def test_full_disk(directory, shell, monkeypatch, writes):
         patched.setattr(os, "fsync", full)
         result = shell.train("photos", "new")
     one_message(result, names="new: No space left on device", cure="free disk space and run the same command again")
-    if not (directory / "new/checksums.json").exists():  # an incomplete artifact is rejected
-        assert shell("eval", "new", "photos").code == FAILURE
+    if not (directory / "new/checksums.json").exists():  # an incomplete artifact is not read, but a checkpoint is
+        has_checkpoint = any((directory / "new/checkpoints").glob("*/*.safetensors"))
+        assert shell("eval", "new", "photos").code == (0 if has_checkpoint else FAILURE)
     assert shell.train("photos", "new").code == 0
     assert shell.train("photos", "other").code == 0
     assert (directory / "new/model.safetensors").read_bytes() == (directory / "other/model.safetensors").read_bytes()

@@ -279,7 +279,9 @@ def test_eval_on_unusable_data(directory, shell):
         result, names="none of the 40 images can be read; cat/00.png: the file is empty", cure="data check photos"
     )
     no_labels(directory)
-    one_message(shell("eval", "run", "loose"), names="the images have no labels", cure="a CSV file with file_name,label")
+    one_message(
+        shell("eval", "run", "loose"), names="the images have no labels", cure="a CSV file with file_name,label"
+    )
 
 
 # Sweeps

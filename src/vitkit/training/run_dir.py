@@ -121,10 +121,9 @@ class RunDir:
 
     def find_other_files(self) -> list[str]:
         """Return the files in a directory without a run that are not written before its configuration."""
-        own = (".", *MODEL_DIRS)
-        return sorted(
-            path.name for path in self.path.iterdir() if not path.name.startswith(own) and path.name != TRIALS_DIR
-        )
+        prefixes, names = (".", *MODEL_DIRS), (TRIALS_DIR, self.decisions.name)
+        files = (path.name for path in self.path.iterdir())
+        return sorted(name for name in files if not name.startswith(prefixes) and name not in names)
 
     def _check_version(self) -> None:
         if not self.config.exists():

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from hub_cache import make_hub_cache
 
 import vitkit
 from vitkit.cli.main import main
@@ -23,18 +22,6 @@ def make_model(num_classes: int = 3) -> ViT:
     torch.nn.init.normal_(model.head.weight, std=0.1)
     assert isinstance(model, ViT)
     return model
-
-
-@pytest.fixture(scope="module")
-def hub_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    pytest.importorskip("huggingface_hub", reason="huggingface_hub is not installed")
-    return make_hub_cache(tmp_path_factory.mktemp("published"))
-
-
-@pytest.fixture
-def hub(hub_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HF_HUB_CACHE", str(hub_cache))
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
 
 
 # Sources

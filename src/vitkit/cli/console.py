@@ -6,8 +6,6 @@ Commands import this module before they parse their options, so rich is imported
 import json
 import textwrap
 from collections.abc import Collection, Mapping, Sequence
-from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING
 
 import click
 
@@ -15,9 +13,6 @@ from vitkit.core.console import logger
 from vitkit.core.console import stderr_console as stderr_console  # noqa: PLC0414  commands import it from here
 from vitkit.core.console import stdout_console as stdout_console  # noqa: PLC0414
 from vitkit.core.formatting import safe_text
-
-if TYPE_CHECKING:
-    from vitkit.core.signals import ProgressFunction
 
 
 def print_json(value: object) -> None:
@@ -40,13 +35,6 @@ def print_warnings(warnings: Sequence[str]) -> None:
     """Print warnings to stderr in yellow."""
     for warning in warnings:
         stderr_console().print(safe_text(f"warning: {warning}"), style="yellow", soft_wrap=True)
-
-
-def show_progress() -> "AbstractContextManager[ProgressFunction]":
-    """Show the progress of tasks on stderr."""
-    from vitkit.api import progress
-
-    return progress.show_progress()
 
 
 def print_sections(sections: Mapping[str, Sequence[tuple[str, str]]]) -> None:

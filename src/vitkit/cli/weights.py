@@ -86,14 +86,9 @@ def convert(
     """
     from vitkit.cli.weights_text import conversion_sections
 
+    changes = parse_assignments(settings)
     result = vitkit.convert(
-        file,
-        out,
-        to=to_name,
-        settings=parse_assignments(settings),
-        format=format_name,
-        overwrite=force,
-        allow_loss=allow_loss,
+        file, out, to=to_name, settings=changes, format=format_name, overwrite=force, allow_loss=allow_loss
     )
     print_result(result.to_dict(), conversion_sections(result), as_json=as_json)
 

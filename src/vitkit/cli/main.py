@@ -15,6 +15,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from vitkit.cli.errors import report_error
+from vitkit.core.environment import is_main_rank, limit_threads
 from vitkit.core.errors import did_you_mean
 from vitkit.core.formatting import LogFormat, configure_logging
 from vitkit.core.signals import EXIT_INTERRUPTED, Interrupted
@@ -128,8 +129,6 @@ class LazyGroup(click.Group):
         try:
             super().invoke(ctx)
         except Interrupted as interruption:
-            from vitkit.core.environment import is_main_rank
-
             if is_main_rank():
                 logging.getLogger("vitkit").info("%s", interruption)
             ctx.exit(EXIT_INTERRUPTED)
@@ -197,6 +196,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     session = Session()
     configure_logging()
+    limit_threads()
     if isinstance(sys.stdout, io.TextIOWrapper):
         # A character that the terminal cannot show must not fail the command.
         sys.stdout.reconfigure(errors="backslashreplace")

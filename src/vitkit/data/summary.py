@@ -2,7 +2,6 @@
 
 import contextlib
 import io
-import os
 import statistics
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -15,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 
+from vitkit.core.environment import usable_cores
 from vitkit.core.errors import DataError, summarize
 from vitkit.core.files import write_bytes
 from vitkit.core.formatting import format_plural
@@ -165,7 +165,7 @@ def summarize_dataset(
     `workers` is the number of processes, by default one per core. `contact_sheet` is a PNG file to write.
     """
     if workers is None:
-        workers = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        workers = usable_cores()
     headers: list[ImageHeader] = []
     bad: list[tuple[str, BadFile]] = []
     by_content: dict[bytes, list[DuplicateMember]] = {}

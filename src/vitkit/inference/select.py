@@ -12,6 +12,7 @@ from typing import Literal, NamedTuple
 import torch
 
 from vitkit.core.cache_dir import cache_unwritable_reason
+from vitkit.core.environment import limit_threads
 from vitkit.core.errors import VitkitError, summarize
 from vitkit.inference.engine import CPU, Engine, ModuleEngine, Precision, compiled_engine, eager_engine
 from vitkit.inference.native.encoder import NativeEngine, unsupported_reason
@@ -45,6 +46,7 @@ def select_engine(
     'the native engine does not support token merging'
     """
     check_merging(model, merge)
+    limit_threads()
     device = torch.device(device)
     if device.type != "cpu":
         return SelectedEngine(apply_merging(compiled_engine(model, precision=precision, device=device), merge), None)

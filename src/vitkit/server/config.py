@@ -56,7 +56,7 @@ class EngineConfig:
     """Settings of the inference engine."""
 
     threads: int = 0
-    """CPU threads; 0 means one per core."""
+    """CPU threads; 0 means one per usable core."""
     decoders: int = 0
     """Requests whose images are decoded at the same time, which takes memory; 0 chooses by the number of threads."""
     device: str = "auto"

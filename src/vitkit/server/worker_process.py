@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator
 import torch
 
 from vitkit.core.config import from_mapping
+from vitkit.core.environment import limit_threads, usable_cores
 from vitkit.core.errors import VitkitError, summarize
 from vitkit.core.formatting import configure_logging
 from vitkit.data.decode_limits import DecodeLimits
@@ -270,6 +271,8 @@ def serve(sock: socket.socket, *, on_loaded: Callable[[], None] = lambda: None) 
     config = from_mapping(ServeConfig, header["config"])
     if config.engine.threads:
         torch.set_num_threads(config.engine.threads)
+    else:
+        limit_threads()
     configs = [from_mapping(ModelConfig, each) for each in header["models"]]
     try:
         models = load_models(
@@ -283,7 +286,7 @@ def serve(sock: socket.socket, *, on_loaded: Callable[[], None] = lambda: None) 
     threads = slots = torch.get_num_threads()
     decoders = config.engine.decoders or max(4, threads // 4)
     if any(model.single_threaded is None for model in models.values()):  # an engine that cannot run on single threads
-        decoders = config.engine.decoders or max(1, min(4, len(os.sched_getaffinity(0)) // 2))
+        decoders = config.engine.decoders or max(1, min(4, usable_cores() // 2))
         threads, slots = decoders + 1, 1
     worker = Worker(sock, config.limits, models, threads=threads, slots=slots, decoders=decoders)
     ready = {"ready": [model.description() for model in models.values()]}

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from vitkit.core.config import parse_assignments
+from vitkit.core.environment import usable_cores
 from vitkit.core.errors import ConfigError
 from vitkit.data.preprocessing import Preprocessing, get_preprocessing
 from vitkit.model.config import ViTConfig
@@ -186,6 +187,5 @@ def resolve_workers(config: RunConfig) -> int:
     """Return the number of loader processes of this rank: as configured, or its part of the cores, at most eight."""
     if config.data.workers is not None:
         return config.data.workers
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     local_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    return max(1, min(MAX_WORKERS, cores // local_ranks))
+    return max(1, min(MAX_WORKERS, usable_cores() // local_ranks))

@@ -23,6 +23,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
+from vitkit.core.environment import limit_threads
 from vitkit.core.errors import ConfigError, TrainingError
 from vitkit.core.shapes import Tensor
 from vitkit.core.signals import StopRequested
@@ -87,6 +88,8 @@ def join_ranks(config: ParallelConfig) -> Iterator[Ranks]:
     device = resolve_device(config.device, local_rank=int(os.environ.get("LOCAL_RANK", "0")))
     if config.threads:
         torch.set_num_threads(config.threads)
+    else:
+        limit_threads()
     if distributed.is_initialized():  # by a sweep or a suite, or by the program
         rank, world_size = distributed.get_rank(), distributed.get_world_size()
         yield Ranks(device=device, rank=rank, world_size=world_size, timeout=config.timeout)

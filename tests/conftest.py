@@ -36,6 +36,7 @@ settings.register_profile("ci", settings.get_profile("local"), print_blob=True)
 
 def pytest_configure(config: pytest.Config) -> None:
     audit.install(config)
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")  # runs look for default weights
     settings.load_profile("ci" if os.environ.get("CI") else "local")
     if "PYTEST_XDIST_WORKER" in os.environ:
         torch.set_num_threads(1)  # the workers share the cores

@@ -85,7 +85,7 @@ def test_every_name_is_listed_with_weights_on_the_hub() -> None:
             "vit_base_patch16_22: no such file or directory",
             "did you mean vit_base_patch16_224?",
         ),
-        ("b.npz", "b.npz: no such file or directory", "name a run, a weight file or hub:owner/name"),
+        ("b.npz", "b.npz: no such file or directory", "name a run, a weight file, hub:owner/name or embedded"),
     ],
 )
 def test_unknown_source_is_an_error_and_no_lookup(source: str, message: str, hint: str, tmp_path, monkeypatch) -> None:

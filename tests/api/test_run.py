@@ -53,7 +53,7 @@ def test_run_is_opened_by_its_path(run):
     assert (opened.status, opened.config, opened.labels) == ("finished", run.config, ("cat", "dog"))
     assert opened.report_path == run.path / "report.html"
     assert opened.trials == ()
-    assert opened.decisions == ("recipe: folder, the default for images", "initial weights: random")
+    assert opened.decisions == ("recipe: the default for images", "initial weights: random")
     assert repr(opened) == f"Run({str(run.path)!r}, status='finished', top1={run.metrics.top1:.4g})"
 
 

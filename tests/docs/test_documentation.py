@@ -207,7 +207,8 @@ def resolve_run(arguments: Sequence[str]) -> RunConfig:
 def can_run(config: RunConfig) -> bool:
     """Return whether the images and weights of a run exist here; those of most recipes do not."""
     weights = config.model.init
-    return (config.data.path in EMBEDDED or Path(config.data.path).exists()) and (not weights or Path(weights).exists())
+    has_weights = weights in (None, "embedded") or Path(weights).exists()
+    return has_weights and (config.data.path in EMBEDDED or Path(config.data.path).exists())
 
 
 @pytest.fixture

@@ -6,12 +6,13 @@ This module imports no torch: signals that arrive while torch is imported must s
 import os
 import re
 import shutil
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from functools import cache, partial
 from itertools import count
 from pathlib import Path as FilePath
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from vitkit.core.config import flatten_settings
 from vitkit.core.environment import is_main_rank
@@ -22,12 +23,15 @@ from vitkit.typing import DataSource, ModelSource, Path, Settings
 
 if TYPE_CHECKING:
     from vitkit.data.dataset import Dataset
+    from vitkit.weights.initial import InitialWeights
 
 RUNS = FilePath("runs")
 """Directory of runs that are given none."""
 INIT, TEACHER = "model.init", "objective.distillation.teacher"
-DEFAULT_RECIPE = "folder"
-"""Recipe of a dataset that is given none."""
+SCRATCH_RECIPE, TUNING_RECIPE = "folder", "finetune-folder"
+"""Recipes of a dataset that is given none: from random and from pretrained weights."""
+OWN_MODEL_KEYS = ("model.patch_size", "model.settings", "model.shrink", "objective.name", TEACHER)
+"""Settings for which no default weights are looked up: they describe a model or objective of their own."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +44,12 @@ class RunPlan:
     decisions: tuple[str, ...] = ()
     reserved: tuple[str, ...] = ()
     """Keys that the arguments have set."""
+    is_default: bool = False
+    """Whether no recipe, file or configuration was named, so that initial weights and length may be chosen."""
+    tuned: RunConfig | None = None
+    """Configuration from pretrained weights, if these may be chosen."""
+    choose_init: "Callable[[], InitialWeights] | None" = None
+    """Chooses the initial weights, once."""
     models: Mapping[str, ModelSource] = field(default_factory=dict)
     """Models by key, such as `model.init`."""
     rates: tuple[float, ...] = ()
@@ -48,13 +58,31 @@ class RunPlan:
     def configure(self, out: FilePath) -> RunConfig:
         """Return the configuration of the run in a directory, in which models that are in memory will be stored."""
         paths = {key: model_path(source, out, name=key.rpartition(".")[2]) for key, source in self.models.items()}
-        return self.config.override(paths)
+        config = self.config
+        if self.tuned is not None and (source := self.find_init(out)) is not None:
+            config, paths = self.tuned, {INIT: source} | paths
+        return config.override(paths)
+
+    def find_init(self, out: FilePath) -> str | None:
+        """Return the chosen initial weights: those of the run in the directory, so that it is resumed with them."""
+        from vitkit.training.run_dir import RunDir
+
+        run_dir = RunDir(out)
+        if run_dir.config.exists():
+            return run_dir.read_config().model.init
+        return None if self.choose_init is None else self.choose_init().source
+
+    def describe_init(self, out: FilePath) -> tuple[str, ...]:
+        """Return the lines that explain the chosen initial weights of a new run."""
+        if self.choose_init is None or FilePath(out, "config.toml").exists():
+            return ()
+        return self.choose_init().messages()
 
 
 def plan_training(
     data: DataSource | RunConfig | None = None,
     *,
-    init: Literal["scratch"] | ModelSource = "scratch",
+    init: Literal["auto", "scratch"] | ModelSource = "auto",
     recipe: str | Path | None = None,
     teacher: ModelSource | None = None,
     settings: Settings | None = None,
@@ -62,21 +90,73 @@ def plan_training(
     """Return the run of `train` with these arguments."""
     plan = plan_data(data, recipe=recipe)
     models: dict[str, ModelSource] = {} if teacher is None else {TEACHER: teacher}
-    config, decisions = plan.config, plan.decisions
-    if isinstance(init, str) and init == "scratch":
-        decisions += (f"initial weights: {config.model.init or 'random'}",)
-    else:  # the initial weights decide the model
-        config = replace(config, model=replace(config.model, name=None, patch_size=None, settings=()))
-        models = {INIT: init} | models
-    config = config.override(check_reserved(settings, (*plan.reserved, *models)))
-    return replace(plan, config=config, models=models, decisions=decisions)
+    is_auto, is_scratch = (isinstance(init, str) and init == name for name in ("auto", "scratch"))
+    if not is_auto and not is_scratch:
+        return replace(plan, **plan_init(plan, init, models=models, settings=settings))
+    checked = check_reserved(settings, (*plan.reserved, *models))
+    chosen = {SHORT_KEYS.get(key, key) for key in checked} | models.keys()
+    if is_auto and plan.is_default and INIT in chosen:
+        return replace(plan, config=tuning_config(plan).override(checked), models=models)
+    config = plan.config.override(checked)
+    if is_auto and plan.is_default and not chosen.intersection(OWN_MODEL_KEYS):
+        return plan_auto(replace(plan, config=config, models=models), checked)
+    decision = f"initial weights: {config.model.init or 'random'}"
+    return replace(plan, config=config, models=models, decisions=(*plan.decisions, decision))
+
+
+def plan_init(
+    plan: RunPlan, init: ModelSource, *, models: Mapping[str, ModelSource], settings: Settings | None
+) -> dict[str, Any]:
+    """Return the fields of a plan with given initial weights, which decide the model."""
+    config = tuning_config(plan) if plan.is_default else plan.config
+    config = replace(config, model=replace(config.model, name=None, patch_size=None, settings=()))
+    models = {INIT: init, **models}
+    return {"config": config.override(check_reserved(settings, (*plan.reserved, *models))), "models": models}
+
+
+def plan_auto(plan: RunPlan, settings: Mapping[str, object]) -> RunPlan:
+    """Return a plan that chooses its initial weights when its directory is known: those of a run are not changed."""
+    others = {key: value for key, value in settings.items() if key != "model.name"}
+
+    @cache
+    def choose() -> "InitialWeights":
+        import torch
+
+        from vitkit.weights.initial import choose_initial_weights
+
+        device, name = plan.config.parallel.device, settings.get("model.name")
+        is_gpu = torch.cuda.is_available() if device == "auto" else device.startswith("cuda")
+        weights = partial(
+            choose_initial_weights, device="gpu" if is_gpu else "cpu", model=None if name is None else str(name)
+        )
+        return share_choice(weights, plan.config)
+
+    return replace(plan, tuned=tuning_config(plan).override(others), choose_init=choose)
+
+
+def share_choice(choose: "Callable[..., InitialWeights]", config: RunConfig) -> "InitialWeights":
+    """Choose the initial weights on the main rank; the others wait for it, and find a download in the cache."""
+    from vitkit.training.distributed import join_ranks
+
+    with join_ranks(config.parallel) as ranks:
+        if ranks.is_main:
+            chosen = choose()
+            ranks.broadcast_int(int(chosen.source is None or not chosen.source.startswith("hub:")))
+            return chosen
+        is_local = bool(ranks.broadcast_int(0))
+        return choose(seconds=0.0) if is_local else choose()
+
+
+def tuning_config(plan: RunPlan) -> RunConfig:
+    """Return the default configuration from pretrained weights, on the images of a plan."""
+    return replace(find_recipe(TUNING_RECIPE).make(), data=plan.config.data)
 
 
 def plan_finetuning(
     model: ModelSource,
     data: DataSource,
     *,
-    recipe: str = "finetune-folder",
+    recipe: str = TUNING_RECIPE,
     sweep: bool | Sequence[float] = False,
     settings: Settings | None = None,
 ) -> RunPlan:
@@ -115,7 +195,14 @@ def plan_data(data: DataSource | RunConfig | None, *, recipe: str | Path | None)
     dataset = open_dataset(data)
     config, decision = base_recipe(recipe)
     config = config.override({"data.path": dataset.path, "data.layout": None})
-    return RunPlan(config=config, name="pairs", dataset=dataset, decisions=(decision,), reserved=("data.path",))
+    return RunPlan(
+        config=config,
+        name="pairs",
+        dataset=dataset,
+        decisions=(decision,),
+        reserved=("data.path",),
+        is_default=recipe is None,
+    )
 
 
 def plan_path(data: str, *, recipe: str | Path | None) -> RunPlan:
@@ -130,7 +217,13 @@ def plan_path(data: str, *, recipe: str | Path | None) -> RunPlan:
         config, decision = base_recipe(recipe)
         is_directory = recipe is None and data in EMBEDDED  # a directory with the name of embedded images
         config = config.override({"data.path": f"./{data}" if is_directory else data})
-        return RunPlan(config=config, name=clean_name(data), decisions=(decision,), reserved=("data.path",))
+        return RunPlan(
+            config=config,
+            name=clean_name(data),
+            decisions=(decision,),
+            reserved=("data.path",),
+            is_default=recipe is None,
+        )
     if data.lower() not in RECIPES:
         raise explain_unknown(data)
     return RunPlan(config=find_recipe(data).make(), name=data.lower(), decisions=(f"recipe: {data.lower()}",))
@@ -139,7 +232,7 @@ def plan_path(data: str, *, recipe: str | Path | None) -> RunPlan:
 def base_recipe(name: str | Path | None) -> tuple[RunConfig, str]:
     """Return the configuration of a recipe, or of the default one, and the decision for it."""
     if name is None:
-        return find_recipe(DEFAULT_RECIPE).make(), f"recipe: {DEFAULT_RECIPE}, the default for images"
+        return find_recipe(SCRATCH_RECIPE).make(), "recipe: the default for images"
     return load_recipe(name), f"recipe: {name}"
 
 

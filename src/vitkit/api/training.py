@@ -46,7 +46,7 @@ def train(  # noqa: PLR0913  the options of `vitkit train`
     data: DataSource | RunConfig | None = None,
     *,
     out: Path | None = None,
-    init: Literal["scratch"] | ModelSource = "scratch",
+    init: Literal["auto", "embedded", "scratch"] | ModelSource = "auto",
     recipe: str | Path | None = None,
     model: str | None = None,
     image_size: Size | None = None,
@@ -72,7 +72,8 @@ def train(  # noqa: PLR0913  the options of `vitkit train`
     Args:
         data: Images in any layout, the name of a recipe, a TOML file, pairs of image and label, or a `RunConfig`.
         out: Run directory; None is runs/NAME-OF-DATA, or another number if that holds a run with other settings.
-        init: Initial weights, which also decide the model.
+        init: Initial weights, which also decide the model. "auto" is the default weights of the hub if they are cached
+            or can be downloaded, else "embedded", those of the package; a recipe decides for itself.
         recipe: Recipe or TOML file to run on `data`.
         model: Name of the model.
         image_size: Height and width of the model's input.
@@ -331,7 +332,11 @@ def run_plan(
             callback.on_message(f"run directory: {path}")
         config = plan.configure(path)
         models = {get_setting(config, key): source for key, source in plan.models.items()}
-        decisions = (*plan.decisions, *(f"{key}: {get_setting(config, key)}" for key in plan.models))
+        explanation = plan.describe_init(path)
+        for line in explanation:
+            callback.on_message(line)
+        given = (f"{key}: {get_setting(config, key)}" for key in plan.models)
+        decisions = (*plan.decisions, *explanation[:1], *given)
         with store_models(models, path):
             start = partial(run_sweep, config, plan.rates) if plan.rates else partial(run_training, config)
             result = start(path, dataset=plan.dataset, decisions=decisions, callback=callback, stop=stop)

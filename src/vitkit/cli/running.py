@@ -23,9 +23,9 @@ from_option = click.option(
     "--from",
     "init",
     metavar="WEIGHTS",
-    default="scratch",
+    default="auto",
     show_default=True,
-    help="Initial weights: scratch, a run, a weight file or a hub name.",
+    help="Initial weights: auto, embedded, scratch, a run, a weight file or a hub name.",
 )
 
 

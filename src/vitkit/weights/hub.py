@@ -79,18 +79,19 @@ def is_hub_name(name: str) -> bool:
     return True
 
 
-def resolve_hub_name(name: str) -> Path:
+def resolve_hub_name(name: str, *, local: bool = False) -> Path:
     """Return the directory of a `hub:` name, or its file if the name has one; download what is not cached.
 
-    With HF_HUB_OFFLINE=1 or without a network, only the cache is used, and a missing file is an error that names it.
+    With `local`, HF_HUB_OFFLINE=1 or without a network, only the cache is used, and a missing file is an error that
+    names it.
     """
     parsed = parse_hub_name(name)
     hub = import_hub_library("huggingface_hub")
     cache = hub_cache_dir()
     if parsed.file is None:
-        path = _fetch_repository(hub, parsed, cache)
+        path = _fetch_repository(hub, parsed, cache, local=local)
     else:
-        path = _fetch_file(hub, parsed, parsed.file, cache)
+        path = _fetch_file(hub, parsed, parsed.file, cache, local=local)
     _check_inside(path, parsed, cache)
     return path
 
@@ -116,17 +117,17 @@ def is_offline() -> bool:
     return bool(import_hub_library("huggingface_hub.constants").HF_HUB_OFFLINE)
 
 
-def _fetch_repository(hub: ModuleType, name: HubName, cache: Path) -> Path:
+def _fetch_repository(hub: ModuleType, name: HubName, cache: Path, *, local: bool) -> Path:
     """Return the directory with the weights of a repository: safetensors, or else pickles of torch."""
     fetch = partial(hub.snapshot_download, name.repository, revision=name.revision)
     path, missing = Path(), None
-    is_local = not _announce_download(hub, name, cache)
+    is_local = local or not _announce_download(hub, name, cache)
     for weights in (SAFETENSORS_FILES, PICKLE_FILES):
         # Other programs may have cached weights without all metadata; config.json alone is enough.
         for metadata in (METADATA_FILES, (CONFIG,)):
-            local = missing is not None or is_local
+            cached_only = missing is not None or is_local
             try:
-                path = _download(partial(fetch, allow_patterns=[*metadata, *weights]), name, cache, local=local)
+                path = _download(partial(fetch, allow_patterns=[*metadata, *weights]), name, cache, local=cached_only)
             except NotCachedError as error:
                 missing = missing or error
                 continue
@@ -143,14 +144,14 @@ def _fetch_repository(hub: ModuleType, name: HubName, cache: Path) -> Path:
     )
 
 
-def _fetch_file(hub: ModuleType, name: HubName, file: str, cache: Path) -> Path:
+def _fetch_file(hub: ModuleType, name: HubName, file: str, cache: Path, *, local: bool) -> Path:
     """Return one file of a repository.
 
     hf_hub_download retries an unreachable network for half a minute before it looks into the cache, snapshot_download
     tries once. So the snapshot comes first, and hf_hub_download only reports why the file is not in it.
     """
     snapshot = partial(hub.snapshot_download, name.repository, revision=name.revision, allow_patterns=[file])
-    is_local = not _announce_download(hub, name, cache)
+    is_local = local or not _announce_download(hub, name, cache)
     path = _download(snapshot, name, cache, local=is_local) / file
     if path.exists():
         return path

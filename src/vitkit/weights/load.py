@@ -39,6 +39,9 @@ from vitkit.zoo.registry import Model, create, get_model_name, set_defaults
 from vitkit.zoo.variants import ModelConfig
 
 WEIGHT_FILES = (*SUFFIXES, INDEX)
+EMBEDDED = "embedded"
+"""Name of the weights that come with the package."""
+EMBEDDED_DIR = Path(__file__).parent / EMBEDDED
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -216,8 +219,8 @@ def labels_from_config(config: Mapping[str, object], *, num_classes: int) -> tup
 def resolve_source(source: ModelSource, *, format: str | None = None) -> Path | Model:  # noqa: A002
     """Return the local path of a source, downloading from the hub if necessary, or the model itself.
 
-    A string is an existing path, a `hub:` name or the name of a published model, in this order. The weight file of an
-    artifact stands for the artifact. An unknown format is an error.
+    A string is an existing path, a `hub:` name, the name of a published model or "embedded", in this order. The weight
+    file of an artifact stands for the artifact. An unknown format is an error.
     """
     find_format(format)
     if isinstance(source, nn.Module):
@@ -225,6 +228,8 @@ def resolve_source(source: ModelSource, *, format: str | None = None) -> Path | 
     path = Path(source)
     if not path.exists():
         name = str(path)
+        if name == EMBEDDED:
+            return EMBEDDED_DIR
         weights = None if name.startswith(PREFIX) else find_pretrained_name(name)
         if weights is None and not name.startswith(PREFIX):
             raise _not_found(path)
@@ -284,7 +289,7 @@ def _not_found(path: Path) -> WeightsError:
     if is_hub_name(f"{PREFIX}{name}") and not name.endswith(WEIGHT_FILES):
         message += ", and no published model of that name"
         hint = hint or f'for Hugging Face: vitkit.load("{PREFIX}{name}")'
-    return WeightsError(message, hint=hint or "name a run, a weight file or hub:owner/name")
+    return WeightsError(message, hint=hint or "name a run, a weight file, hub:owner/name or embedded")
 
 
 def reads_as_artifact(path: Path, format: str | None) -> bool:  # noqa: A002
@@ -329,6 +334,8 @@ def _read(source: ModelSource, *, format: str | None) -> tuple[ModelBundle, Size
     path = resolve_source(source, format=format)
     if not isinstance(path, Path) or reads_as_artifact(path, format):
         bundle = read_own(path)[0]
+        if path == EMBEDDED_DIR:  # stored in 16 bits to keep the package small
+            bundle = replace(bundle, state={name: tensor.float() for name, tensor in bundle.state.items()})
         return bundle, bundle.config.image_size
     with open_tensors(path) as tensors:
         weights = identify(tensors, format=format)

@@ -13,10 +13,10 @@ if TYPE_CHECKING:
     from vitkit.data.verify import BadFile
     from vitkit.data_quality.check import DataQualityReport
     from vitkit.evaluation.comparison import ComparedModel, ComparisonResult, Difference, ModelScores
-    from vitkit.evaluation.evaluation import ConfusionPair, EvaluationResult, Mistake, RealAccuracy
+    from vitkit.evaluation.evaluation import EvaluationResult, Mistake, RealAccuracy
     from vitkit.evaluation.fewshot import FewShotResult, ShotScore
     from vitkit.evaluation.leaderboard import Leaderboard
-    from vitkit.evaluation.metrics import Calibration, ClassMetrics
+    from vitkit.evaluation.metrics import Calibration, ClassMetrics, Confusion
     from vitkit.exporters.exporter import ExportResult
     from vitkit.inference.agreement import Agreement
     from vitkit.inference.benchmark import BenchmarkResult, BenchmarkRow
@@ -41,7 +41,7 @@ __all__ = [
     "ClassMetrics",
     "ComparedModel",
     "ComparisonResult",
-    "ConfusionPair",
+    "Confusion",
     "ConversionResult",
     "Cost",
     "DataQualityReport",
@@ -84,7 +84,7 @@ _HOMES = {
     "ClassMetrics": "vitkit.evaluation.metrics",
     "ComparedModel": "vitkit.evaluation.comparison",
     "ComparisonResult": "vitkit.evaluation.comparison",
-    "ConfusionPair": "vitkit.evaluation.evaluation",
+    "Confusion": "vitkit.evaluation.metrics",
     "ConversionResult": "vitkit.weights.convert",
     "Cost": "vitkit.zoo.cost",
     "DataQualityReport": "vitkit.data_quality.check",

@@ -43,7 +43,7 @@ def test_evaluation_equals_the_command(shell: Shell) -> None:
     result = evaluate("model", "photos")
     assert result.to_dict() == shell("eval", "model", "photos", *OPTIONS).json
     assert result.accuracy == result.top1
-    assert sum(pair.count for pair in result.confusion) == result.count == 18
+    assert result.confusion.count.sum() == result.count == 18
     assert result.probabilities is None
 
 

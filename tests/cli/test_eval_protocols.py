@@ -180,7 +180,7 @@ def test_objectnet_as_published(shell):
     model_that_says({"alarm_clock/a.png": 9, "bicycle/a.png": 7, "drill/a.png": 0}, "inside")
     result = shell("eval", "model", path, "--label-map", "objectnet", "--workers", "0", "--json")
     assert result.code == 0, result.stderr
-    pairs = [tuple(pair.values()) for pair in result.json["confusion"]]
+    pairs = list(zip(*result.json["confusion"].values(), strict=True))
     assert (result.json["count"], pairs) == (2, [(0, 0, 1), (1, 0, 1)])
     assert result.json["label_map"]["left_out"] == ["drill"]
     assert "label map objectnet: 2 of 3 classes, all logits are used" in result.stderr

@@ -248,6 +248,15 @@ def test_json_is_strict(capsys: pytest.CaptureFixture[str]) -> None:
         console.print_json(float("nan"))
 
 
+def test_long_json_is_printed_on_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    """The confusion matrix of 1,000 classes took 9 MB indented."""
+    pairs = list(range(50_000))
+    console.print_json({"pairs": pairs})
+    text = capsys.readouterr().out
+    assert json.loads(text) == {"pairs": pairs}
+    assert text.count("\n") == 1
+
+
 def test_consoles_print_brackets_literally(capsys: pytest.CaptureFixture[str]) -> None:
     for output in (console.stdout_console(), console.stderr_console()):
         assert isinstance(output, Console)

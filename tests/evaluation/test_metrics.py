@@ -9,12 +9,13 @@ from scipy import special, stats
 from torch import Tensor
 
 from vitkit.evaluation.metrics import (
+    Confusion,
     calibration,
     class_metrics,
     confidences,
-    confusion_matrix,
+    count_confusion,
     negative_log_likelihood,
-    top_k,
+    target_ranks,
     wilson_interval,
 )
 
@@ -32,23 +33,23 @@ def test_top_k_equals_a_stable_sort(images: int, num_classes: int, k: int) -> No
     labels = torch.randint(0, num_classes, (images,))
     order = np.argsort(-logits.numpy(), axis=1, kind="stable")[:, :k]
     expected = [int(label) in row for label, row in zip(labels, order, strict=True)]
-    assert top_k(logits, labels, k=k).tolist() == expected
+    assert (target_ranks(logits, labels) < k).tolist() == expected
 
 
 def test_zero_logits_are_correct_by_chance() -> None:
     labels = torch.arange(100) % 10
-    assert top_k(torch.zeros(100, 10), labels, k=1).float().mean() == pytest.approx(0.1)
-    assert top_k(torch.zeros(100, 10), labels, k=5).float().mean() == pytest.approx(0.5)
+    assert (target_ranks(torch.zeros(100, 10), labels) < 1).float().mean() == pytest.approx(0.1)
+    assert (target_ranks(torch.zeros(100, 10), labels) < 5).float().mean() == pytest.approx(0.5)
 
 
 def test_confusion_matrix_rows_are_targets() -> None:
     expected = [[2, 1, 0, 1], [0, 1, 1, 0], [1, 0, 3, 0], [0, 0, 0, 0]]
-    assert confusion_matrix(LABELS, PREDICTIONS, num_classes=4).tolist() == expected
+    assert count_confusion(LABELS.numpy(), PREDICTIONS.numpy(), num_classes=4).matrix(np.arange(4)).tolist() == expected
 
 
 def test_class_scores_equal_scikit_learn() -> None:
     # precision_recall_fscore_support(LABELS, PREDICTIONS, labels=range(4), zero_division=nan) of scikit-learn 1.9.1
-    metrics = class_metrics(confusion_matrix(LABELS, PREDICTIONS, num_classes=4), "abcd")
+    metrics = class_metrics(count_confusion(LABELS.numpy(), PREDICTIONS.numpy(), num_classes=4), "abcd")
     assert [each.count for each in metrics] == [4, 2, 4, 0]
     assert metrics[3].recall is None
     np.testing.assert_allclose([each.recall for each in metrics[:3]], [0.5, 0.5, 0.75])
@@ -57,7 +58,7 @@ def test_class_scores_equal_scikit_learn() -> None:
 
 
 def test_absent_class_has_no_scores() -> None:
-    absent = class_metrics(torch.tensor([[3, 0], [0, 0]]), "ab")[1]
+    absent = class_metrics(Confusion(*np.array([[0], [0], [3]])), "ab")[1]
     assert (absent.recall, absent.precision, absent.f1) == (None, None, None)
 
 

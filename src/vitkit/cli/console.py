@@ -14,16 +14,20 @@ from vitkit.core.console import stderr_console as stderr_console  # noqa: PLC041
 from vitkit.core.console import stdout_console as stdout_console  # noqa: PLC0414
 from vitkit.core.formatting import safe_text
 
+MAX_INDENTED = 100_000
+"""Characters of JSON above which it is printed on one line: indented, lists of numbers take several times as many."""
+
 
 def print_json(value: object) -> None:
-    """Print strict JSON in ASCII to stdout.
+    """Print strict JSON in ASCII to stdout, indented unless it is too long to be read.
 
     >>> print_json({"name": "B/16"})
     {
       "name": "B/16"
     }
     """
-    click.echo(json.dumps(value, indent=2, allow_nan=False))
+    text = json.dumps(value, allow_nan=False)
+    click.echo(text if len(text) > MAX_INDENTED else json.dumps(value, indent=2))
 
 
 def print_status(message: str) -> None:

@@ -16,13 +16,14 @@ from vitkit.data.verify import BadFile
 from vitkit.evaluation.metrics import (
     Calibration,
     ClassMetrics,
+    Confusion,
     calibration,
     class_metrics,
     confidences,
-    confusion_matrix,
+    count_confusion,
     negative_log_likelihood,
     none_if_nan,
-    top_k,
+    target_ranks,
     wilson_interval,
 )
 from vitkit.weights.bundle import ModelBundle
@@ -43,15 +44,6 @@ class Mistake:
     predicted: int
     probability: float
     target_probability: float
-
-
-@dataclass(frozen=True, kw_only=True)
-class ConfusionPair:
-    """Number of images of one true class that were predicted as one class."""
-
-    target: int
-    predicted: int
-    count: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,8 +88,8 @@ class EvaluationResult(Result):
     intervals: dict[str, tuple[float, float]]
     """95 % intervals (Wilson) of top1 and top5."""
     per_class: list[ClassMetrics]
-    confusion: tuple[ConfusionPair, ...]
-    """The pairs of true and predicted class that occur."""
+    confusion: Confusion
+    """Images by true and predicted class, for the pairs that occur."""
     calibration: Calibration
     targets: NDArray[np.int64]
     """Index of the true class."""
@@ -127,10 +119,7 @@ class EvaluationResult(Result):
 
     def confusion_matrix(self) -> NDArray[np.int64]:
         """Return the number of images by true class (row) and predicted class (column)."""
-        matrix = np.zeros((len(self.labels), len(self.labels)), dtype=np.int64)
-        for pair in self.confusion:
-            matrix[pair.target, pair.predicted] = pair.count
-        return matrix
+        return self.confusion.matrix(np.arange(len(self.labels)))
 
     def plot(self, kind: Literal["confusion", "calibration", "per_class"] = "confusion") -> "matplotlib.figure.Figure":
         """Draw the confusion matrix, accuracy by confidence, or recall and precision of each class."""
@@ -157,7 +146,7 @@ class EvaluationResult(Result):
             "labels": list(self.labels),
             "intervals": {name: [low, high] for name, (low, high) in self.intervals.items()},
             "per_class": [asdict(each) for each in self.per_class],
-            "confusion": [asdict(pair) for pair in self.confusion],
+            "confusion": {name: pairs.tolist() for name, pairs in vars(self.confusion).items()},
             "calibration": [
                 {"above": index / len(bins.count), "to": (index + 1) / len(bins.count), "count": count}
                 | {"confidence": none_if_nan(confidence), "accuracy": none_if_nan(accuracy)}
@@ -182,6 +171,81 @@ class EvaluationResult(Result):
         return {"top1": self.top1, "top5": self.top5, "ece": self.ece, "nll": self.nll}
 
 
+class ImageMetrics:
+    """Metrics of single images, collected batch by batch: a few numbers per image are held, but no logits.
+
+    >>> images = ImageMetrics(("cat", "dog"), count=2)
+    >>> for target in (0, 1):
+    ...     images.add(torch.tensor([[2.0, 0.0]]), torch.tensor([target]))
+    >>> images.result().top1
+    0.5
+    """
+
+    def __init__(self, labels: tuple[str, ...], *, count: int, keep_probabilities: bool = False) -> None:
+        if not count:
+            raise DataError("there are no images to evaluate on", hint="choose a split that has images")
+        self.labels, self.count, self.keep_probabilities = labels, count, keep_probabilities
+        self._columns: dict[str, Tensor] = {}
+        self._added = 0
+
+    def add(
+        self, logits: Float[Tensor, "B Y"], targets: Int[Tensor, "B"], *, ranks: Int[Tensor, "B"] | None = None
+    ) -> None:
+        """Add a batch. `ranks` are those of the targets if they are not to be computed from these logits."""
+        self._check(logits, targets)
+        targets = targets.long()
+        columns = {
+            "targets": targets,
+            "predictions": logits.argmax(dim=1),
+            "ranks": target_ranks(logits, targets) if ranks is None else ranks,
+            "confidences": confidences(logits),
+            "nll": negative_log_likelihood(logits, targets),
+        }
+        if self.keep_probabilities:
+            columns["probabilities"] = logits.float().softmax(dim=1)
+        # Allocated once: small tensors of every batch would keep malloc from reusing the memory of the logits.
+        for name, values in columns.items():
+            if name not in self._columns:
+                self._columns[name] = torch.empty(self.count, *values.shape[1:], dtype=values.dtype)
+            self._columns[name][self._added : self._added + len(values)] = values
+        self._added += len(targets)
+
+    def result(self) -> EvaluationResult:
+        """Return the metrics of all images that were added."""
+        if self._added != self.count:
+            raise InputError("not all images were added", expected=self.count, got=self._added)
+        columns = self._columns
+        correct = {"top1": columns["ranks"] < 1, "top5": columns["ranks"] < 5}
+        targets, predictions = columns["targets"].numpy(), columns["predictions"].numpy()
+        confusion = count_confusion(targets, predictions, num_classes=len(self.labels))
+        bins = calibration(columns["confidences"], correct["top1"])
+        return EvaluationResult(
+            labels=self.labels,
+            count=self.count,
+            top1=correct["top1"].double().mean().item(),
+            top5=correct["top5"].double().mean().item(),
+            ece=bins.error,
+            nll=columns["nll"].mean().item(),
+            intervals={name: wilson_interval(int(each.sum()), len(each)) for name, each in correct.items()},
+            per_class=class_metrics(confusion, self.labels),
+            confusion=confusion,
+            calibration=bins,
+            targets=targets,
+            predictions=predictions,
+            confidences=columns["confidences"].numpy(),
+            target_probabilities=torch.exp(-columns["nll"]).numpy(),
+            probabilities=columns["probabilities"].numpy() if self.keep_probabilities else None,
+        )
+
+    def _check(self, logits: Float[Tensor, "B Y"], targets: Int[Tensor, "B"]) -> None:
+        classes = len(self.labels)
+        if logits.shape[1] != classes:
+            raise InputError("logits and class names do not match", expected=f"{classes} classes", got=logits.shape[1])
+        check_finite(logits)
+        if len(outside := targets[(targets < 0) | (targets >= classes)]):
+            raise InputError("a label is out of range", expected=f"0…{classes - 1}", got=outside[0].item())
+
+
 def evaluate_logits(
     logits: Float[Tensor, "B Y"],
     targets: Int[Tensor, "B"],
@@ -195,41 +259,9 @@ def evaluate_logits(
     >>> result.top1, result.top5, result.confusion_matrix().tolist()
     (0.5, 1.0, [[1, 0], [1, 0]])
     """
-    if len(targets) == 0:
-        raise DataError("there are no images to evaluate on", hint="choose a split that has images")
-    if logits.shape[1] != len(labels):
-        raise InputError("logits and class names do not match", expected=f"{len(labels)} classes", got=logits.shape[1])
-    check_finite(logits)
-    if targets.min() < 0 or targets.max() >= len(labels):
-        outside = targets[(targets < 0) | (targets >= len(labels))][0].item()
-        raise InputError("a label is out of range", expected=f"0…{len(labels) - 1}", got=outside)
-    targets = targets.long()
-    predictions = logits.argmax(dim=1)
-    correct = {"top1": top_k(logits, targets, k=1), "top5": top_k(logits, targets, k=5)}
-    confidence = confidences(logits)
-    nll = negative_log_likelihood(logits, targets)
-    confusion = confusion_matrix(targets, predictions, num_classes=len(labels))
-    bins = calibration(confidence, correct["top1"])
-    return EvaluationResult(
-        labels=labels,
-        count=len(targets),
-        top1=correct["top1"].double().mean().item(),
-        top5=correct["top5"].double().mean().item(),
-        ece=bins.error,
-        nll=nll.mean().item(),
-        intervals={name: wilson_interval(int(each.sum()), len(each)) for name, each in correct.items()},
-        per_class=class_metrics(confusion, labels),
-        confusion=tuple(
-            ConfusionPair(target=target, predicted=predicted, count=int(confusion[target, predicted]))
-            for target, predicted in confusion.nonzero().tolist()
-        ),
-        calibration=bins,
-        targets=targets.cpu().numpy(),
-        predictions=predictions.cpu().numpy(),
-        confidences=confidence.cpu().numpy(),
-        target_probabilities=torch.exp(-nll).cpu().numpy(),
-        probabilities=logits.float().softmax(dim=1).cpu().numpy() if keep_probabilities else None,
-    )
+    images = ImageMetrics(labels, count=len(targets), keep_probabilities=keep_probabilities)
+    images.add(logits, targets)
+    return images.result()
 
 
 def check_finite(logits: Float[Tensor, "B Y"]) -> None:

@@ -9,7 +9,7 @@ import io
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 from pathlib import Path
@@ -23,9 +23,7 @@ from vitkit.core.errors import DataError, InputError
 from vitkit.core.shapes import Float, Int, Tensor
 from vitkit.data.dataset import ImageSource, Subset
 from vitkit.data.layouts.files import shorten_list
-from vitkit.evaluation.evaluation import EvaluationResult, check_finite, evaluate_logits
-from vitkit.evaluation.logits import LabeledLogits
-from vitkit.evaluation.metrics import wilson_interval
+from vitkit.evaluation.evaluation import EvaluationResult, ImageMetrics, check_finite
 
 LogitScope = Literal["mapped", "all"]
 """Logits that compete: those of mapped classes only, or all."""
@@ -236,56 +234,57 @@ def resolve_class(value: int | str, *, labels: Sequence[str], wnids: NDArray[np.
     raise DataError(f"{path} has a class that the model lacks", expected=shorten_list(list(labels)), got=value)
 
 
-def evaluate_mapped(
-    labeled: LabeledLogits, label_map: LabelMap, *, keep_probabilities: bool = False
-) -> EvaluationResult:
-    """Evaluate logits with a label map.
+class MappedMetrics:
+    """Metrics of images whose classes correspond to those of the model by a label map.
 
     The labels of the result are the mapped classes of the dataset, plus one for all others if all logits compete. The
     logit of a class with several counterparts is the largest of theirs.
     """
-    mapped = label_map.mapped_labels
-    position = torch.full((len(label_map.classes),), -1)
-    position[list(mapped)] = torch.arange(len(mapped))
-    targets = position[labeled.targets]
-    if (targets < 0).any():
-        raise InputError("some images have a class without counterpart in the model", hint="exclude them: restrict()")
-    check_finite(labeled.logits)
-    groups = [list(label_map.model_classes[label]) for label in mapped]
-    members = {index for group in groups for index in group}
-    others = [] if label_map.logits == "mapped" else sorted(set(range(labeled.logits.shape[1])) - members)
-    all_groups = [*groups, others] if others else groups
-    names = tuple(label_map.classes[label] for label in mapped) + ((OTHER_CLASS,) if others else ())
-    competing = sorted(members | set(others))
-    rank = mapped_rank(labeled.logits, targets, groups=groups, competing=competing)
-    correct = {"top1": rank < 1, "top5": rank < 5}
-    # A wrong prediction counts for the first group that contains it.
-    first_group = {index: label for label, group in reversed(list(enumerate(all_groups))) for index in group}
-    predictions = torch.tensor([first_group[index] for index in competing])[labeled.logits[:, competing].argmax(dim=1)]
-    predictions = torch.where(correct["top1"], targets, predictions)
-    logits = torch.stack([labeled.logits[:, group].amax(dim=1) for group in all_groups], dim=1)
-    # One class of the model may be in two groups: raise the logit of the predicted one above its equals.
-    rows = (logits.argmax(dim=1) != predictions).nonzero()[:, 0]
-    logits[rows, predictions[rows]] = torch.nextafter(logits[rows].amax(dim=1), torch.tensor(torch.inf))
-    result = evaluate_logits(logits, targets, labels=names, keep_probabilities=keep_probabilities)
-    # Top-5 is among the model's classes, of which several may belong to one class of the dataset.
-    return replace(
-        result,
-        top1=correct["top1"].double().mean().item(),
-        top5=correct["top5"].double().mean().item(),
-        intervals={name: wilson_interval(int(each.sum()), len(each)) for name, each in correct.items()},
-    )
 
+    def __init__(self, label_map: LabelMap, *, num_classes: int, count: int, keep_probabilities: bool = False) -> None:
+        mapped = label_map.mapped_labels
+        self.positions = torch.full((len(label_map.classes),), -1)
+        self.positions[list(mapped)] = torch.arange(len(mapped))
+        groups = [sorted(label_map.model_classes[label]) for label in mapped]
+        members = {index for group in groups for index in group}
+        others = [] if label_map.logits == "mapped" else sorted(set(range(num_classes)) - members)
+        all_groups = [*groups, others] if others else groups
+        pairs = [(index, label) for label, group in enumerate(all_groups) for index in group]
+        self.members, self.groups = torch.tensor(pairs).unbind(dim=1)
+        self.competing = sorted(members | set(others))
+        # A wrong prediction counts for the first group that contains it.
+        first_group = dict(reversed(pairs))
+        self.first_group = torch.tensor([first_group[index] for index in self.competing])
+        names = tuple(label_map.classes[label] for label in mapped) + ((OTHER_CLASS,) if others else ())
+        self.images = ImageMetrics(names, count=count, keep_probabilities=keep_probabilities)
 
-def mapped_rank(
-    logits: Float[Tensor, "N Y"], targets: Int[Tensor, " N"], *, groups: Sequence[Sequence[int]], competing: list[int]
-) -> Int[Tensor, " N"]:
-    """Return the number of competing logits above the largest one in the group of the target."""
-    is_member = torch.zeros(len(groups), logits.shape[1], dtype=torch.bool)
-    for label, group in enumerate(groups):
-        is_member[label, list(group)] = True
-    # Of equal logits the lower class comes first, as in `top_k`.
-    largest, argmax = logits.masked_fill(~is_member[targets], -torch.inf).max(dim=1, keepdim=True)
-    index = torch.arange(logits.shape[1])
-    precedes = (logits > largest) | ((logits == largest) & (index < argmax))
-    return precedes[:, competing].sum(dim=1)
+    def add(self, logits: Float[Tensor, "N Y"], targets: Int[Tensor, " N"]) -> None:
+        """Add a batch: logits of the model's classes, and classes of the dataset."""
+        targets = self.positions[targets]
+        if (targets < 0).any():
+            message = "some images have a class without counterpart in the model"
+            raise InputError(message, hint="exclude them: restrict()")
+        check_finite(logits)
+        # Top-5 is among the model's classes, of which several may belong to one class of the dataset.
+        ranks = self._ranks(logits, targets)
+        predictions = self.first_group[logits[:, self.competing].argmax(dim=1)]
+        predictions = torch.where(ranks < 1, targets, predictions)
+        mapped = logits.new_full((len(logits), len(self.images.labels)), -torch.inf)
+        mapped.scatter_reduce_(1, self.groups.expand(len(logits), -1), logits[:, self.members], "amax")
+        # One class of the model may be in two groups: raise the logit of the predicted one above its equals.
+        rows = (mapped.argmax(dim=1) != predictions).nonzero()[:, 0]
+        mapped[rows, predictions[rows]] = torch.nextafter(mapped[rows].amax(dim=1), torch.tensor(torch.inf))
+        self.images.add(mapped, targets, ranks=ranks)
+
+    def result(self) -> EvaluationResult:
+        """Return the metrics of all images that were added."""
+        return self.images.result()
+
+    def _ranks(self, logits: Float[Tensor, "N Y"], targets: Int[Tensor, " N"]) -> Int[Tensor, " N"]:
+        """Return the number of competing logits above the largest one in the group of the target."""
+        is_other = self.groups != targets[:, None]
+        # Of equal logits the lower class comes first, as in `target_ranks`.
+        largest, argmax = logits[:, self.members].masked_fill(is_other, -torch.inf).max(dim=1, keepdim=True)
+        index = torch.arange(logits.shape[1])
+        precedes = (logits > largest) | ((logits == largest) & (index < self.members[argmax]))
+        return precedes[:, self.competing].sum(dim=1)

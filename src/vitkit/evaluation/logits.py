@@ -27,8 +27,7 @@ class LabeledLogits(NamedTuple):
     targets: Int[Tensor, " N"]
 
 
-@torch.no_grad()
-def compute_logits(
+def iterate_logits(
     model: ImageClassifier,
     source: ImageSource,
     *,
@@ -37,20 +36,32 @@ def compute_logits(
     workers: int = 0,
     device: torch.device = CPU,
     progress: Callable[[int], None] = lambda images: None,
-) -> LabeledLogits:
-    """Return the logits of every image of a source, in its order."""
+) -> Iterator[LabeledLogits]:
+    """Yield the logits of the images of a source on the CPU, batch by batch in its order."""
     if len(source) == 0 or (source.labels < 0).any():
         raise DataError("the images have no labels to evaluate with", hint="choose a labeled dataset")
     if isinstance(model, nn.Module):
         model.eval()
-    logits = []
     with make_evaluation_loader(
         source, preprocessing=preprocessing, batch_size=batch_size, workers=workers, device=device
     ) as batches:
         for batch in batches:
-            logits.append(forward_batch(model, batch, preprocessing=preprocessing, device=device).cpu())
+            with torch.no_grad():  # not around the yield: gradients of the caller are its own
+                logits = forward_batch(model, batch, preprocessing=preprocessing, device=device).cpu()
+            yield LabeledLogits(logits, batch.labels)
             progress(len(batch.labels))
-    return LabeledLogits(torch.cat(logits), torch.from_numpy(source.labels))
+
+
+def compute_logits(
+    model: ImageClassifier,
+    source: ImageSource,
+    *,
+    preprocessing: Preprocessing,
+    batch_size: int = 64,
+) -> LabeledLogits:
+    """Return the logits of every image of a source, in its order."""
+    batches = iterate_logits(model, source, preprocessing=preprocessing, batch_size=batch_size)
+    return LabeledLogits(*map(torch.cat, zip(*batches, strict=True)))
 
 
 def forward_batch(

@@ -37,33 +37,55 @@ class Calibration:
     """Accuracy in each bin; NaN if empty."""
 
 
-def top_k(logits: Float[Tensor, "B Y"], targets: Int[Tensor, "B"], *, k: int) -> Bool[Tensor, "B"]:
-    """Return whether each target is among the k largest logits; of equal logits the lower class comes first.
+@dataclass(frozen=True, eq=False)
+class Confusion:
+    """Sparse confusion matrix: the pairs of true class (row) and predicted class (column) that occur, in order."""
 
-    This tie rule makes a model with a zero head correct by chance only, and k = 1 equal to argmax.
+    row: NDArray[np.int64]
+    column: NDArray[np.int64]
+    count: NDArray[np.int64]
+
+    def matrix(self, classes: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the dense matrix of some classes, given in increasing order."""
+        matrix = np.zeros((len(classes), len(classes)), dtype=np.int64)
+        selected = np.isin(self.row, classes) & np.isin(self.column, classes)
+        indices = (np.searchsorted(classes, index[selected]) for index in (self.row, self.column))
+        matrix[tuple(indices)] = self.count[selected]
+        return matrix
+
+
+def target_ranks(logits: Float[Tensor, "B Y"], targets: Int[Tensor, "B"]) -> Int[Tensor, "B"]:
+    """Return how many logits come before that of the target; of equal logits the lower class comes first.
+
+    This tie rule makes a model with a zero head correct by chance only, and rank 0 equal to argmax.
 
     >>> logits = torch.tensor([[0.1, 0.7, 0.2], [0.0, 0.0, 0.0]])
-    >>> top_k(logits, torch.tensor([2, 2]), k=2).tolist()
-    [True, False]
+    >>> target_ranks(logits, torch.tensor([2, 2])).tolist()
+    [1, 2]
     """
     target_logits = logits.gather(1, targets[:, None])
     index = torch.arange(logits.shape[1], device=logits.device)
     precedes = (logits > target_logits) | ((logits == target_logits) & (index < targets[:, None]))
-    return precedes.sum(dim=1) < k
+    return precedes.sum(dim=1)
 
 
-def confusion_matrix(
-    targets: Int[Tensor, "B"], predictions: Int[Tensor, "B"], *, num_classes: int
-) -> Int[Tensor, "num_classes num_classes"]:
+def count_confusion(targets: NDArray[np.int64], predictions: NDArray[np.int64], *, num_classes: int) -> Confusion:
     """Count images by true class (row) and predicted class (column)."""
-    pairs = targets.long() * num_classes + predictions.long()
-    return torch.bincount(pairs, minlength=num_classes * num_classes).reshape(num_classes, num_classes)
+    pairs, count = np.unique(targets * num_classes + predictions, return_counts=True)
+    return Confusion(*np.divmod(pairs, num_classes), count)
 
 
-def class_metrics(confusion: Int[Tensor, "Y Y"], labels: Sequence[str]) -> list[ClassMetrics]:
+def class_metrics(confusion: Confusion, labels: Sequence[str]) -> list[ClassMetrics]:
     """Compute count, recall, precision and F1 of each class from a confusion matrix."""
-    counts: NDArray[np.int64] = confusion.cpu().numpy()
-    correct, targets, predictions = counts.diagonal(), counts.sum(axis=1), counts.sum(axis=0)
+    is_correct = confusion.row == confusion.column
+    correct, targets, predictions = (
+        np.bincount(index, weights=count, minlength=len(labels)).astype(np.int64)
+        for index, count in (
+            (confusion.row, confusion.count * is_correct),
+            (confusion.row, confusion.count),
+            (confusion.column, confusion.count),
+        )
+    )
     pairs = ((correct, targets), (correct, predictions), (2 * correct, targets + predictions))
     rows = zip(labels, targets.tolist(), *(_divide(part, whole) for part, whole in pairs), strict=True)
     return [ClassMetrics(name, count, *map(none_if_nan, scores)) for name, count, *scores in rows]

@@ -17,17 +17,17 @@ from vitkit.data.dataset import ImageSource, StoredImage
 from vitkit.data.decode import decode
 from vitkit.data.layouts.files import shorten_list
 from vitkit.data.loader import CPU
-from vitkit.evaluation.evaluation import EvaluationResult, RealAccuracy, class_indices, evaluate_logits, require_labels
+from vitkit.evaluation.evaluation import EvaluationResult, ImageMetrics, RealAccuracy, class_indices, require_labels
 from vitkit.evaluation.label_maps import (
     PUBLISHED,
     WNID,
     LabelMap,
-    evaluate_mapped,
+    MappedMetrics,
     imagenet_indices,
     load_label_map,
     published_label_map,
 )
-from vitkit.evaluation.logits import compute_logits
+from vitkit.evaluation.logits import iterate_logits
 from vitkit.evaluation.metrics import wilson_interval
 from vitkit.inference.engine import Engine
 from vitkit.weights.bundle import ModelBundle
@@ -117,9 +117,18 @@ def evaluate_protocol(
 ) -> EvaluationResult:
     """Evaluate a model, or an engine of it, on prepared data. Without a label map, its classes are the source's."""
     source, label_map = prepared.source, prepared.label_map
-    indices = None if label_map is not None else torch.from_numpy(class_indices(bundle, source))
+    images: ImageMetrics | MappedMetrics
+    if label_map is None:
+        indices = torch.from_numpy(class_indices(bundle, source))
+        images = ImageMetrics(bundle.labels, count=len(source), keep_probabilities=keep_probabilities)
+    else:
+        indices = torch.arange(len(source.classes))
+        images = MappedMetrics(
+            label_map, num_classes=len(bundle.labels), count=len(source), keep_probabilities=keep_probabilities
+        )
+    real = None if prepared.real is None else RealMetrics(imagenet_indices(bundle.labels))
     model = bundle.build_model().to(device) if engine is None else lambda images: engine.forward(images)[1]
-    labeled = compute_logits(
+    for logits, targets in iterate_logits(
         model,
         source,
         preprocessing=bundle.preprocessing,
@@ -127,18 +136,16 @@ def evaluate_protocol(
         workers=workers,
         device=device,
         progress=progress,
-    )
+    ):
+        images.add(logits, indices[targets])
+        if real is not None:
+            real.add(logits)
+    result = images.result()
     if label_map is not None:
-        result = evaluate_mapped(labeled, label_map, keep_probabilities=keep_probabilities)
         result = replace(result, label_map=label_map.to_dict(), images_left_out=prepared.left_out)
-    else:
-        assert indices is not None
-        targets = indices[labeled.targets]
-        result = evaluate_logits(labeled.logits, targets, labels=bundle.labels, keep_probabilities=keep_probabilities)
-    if prepared.real is None:
-        return result
-    real = evaluate_real(labeled.logits, source=source, labels=prepared.real, indices=imagenet_indices(bundle.labels))
-    return replace(result, real=real)
+    if real is not None and prepared.real is not None:
+        result = replace(result, real=real.result(source, labels=prepared.real))
+    return result
 
 
 # ObjectNet (Barbu et al., 2019): of 313 object classes, 113 correspond to ImageNet classes; images of the others are
@@ -278,19 +285,28 @@ def require_all_classes(indices: NDArray[np.int64]) -> None:
         raise DataError("ReaL needs a model of all ImageNet classes", expected=f"{CLASSES:,}", got=f"{missing:,} fewer")
 
 
-def evaluate_real(
-    logits: Float[Tensor, "N Y"], *, source: ImageSource, labels: Sequence[Sequence[int]], indices: NDArray[np.int64]
-) -> RealAccuracy:
-    """Compute the ReaL accuracy of the logits of a source; `indices` are the model's of each ImageNet class."""
-    require_all_classes(indices)
-    predictions = logits[:, torch.from_numpy(indices)].argmax(dim=1).tolist()
-    image_labels = [labels[number - 1] for number in validation_numbers(source)]
-    correct = [predicted in each for predicted, each in zip(predictions, image_labels, strict=True) if each]
-    if not correct:
-        raise DataError("none of the images has a label in real.json", got=f"{len(predictions):,} images without")
-    return RealAccuracy(
-        top1=sum(correct) / len(correct),
-        count=len(correct),
-        skipped=len(predictions) - len(correct),
-        interval=wilson_interval(sum(correct), len(correct)),
-    )
+class RealMetrics:
+    """ReaL accuracy of images, collected batch by batch; `indices` are the model's of each ImageNet class."""
+
+    def __init__(self, indices: NDArray[np.int64]) -> None:
+        require_all_classes(indices)
+        self.indices = torch.from_numpy(indices)
+        self._predictions: list[int] = []
+
+    def add(self, logits: Float[Tensor, "N Y"]) -> None:
+        """Add the logits of a batch."""
+        self._predictions += logits[:, self.indices].argmax(dim=1).tolist()
+
+    def result(self, source: ImageSource, *, labels: Sequence[Sequence[int]]) -> RealAccuracy:
+        """Return the accuracy on the images of a source, all of which were added; `labels` are by image number."""
+        image_labels = [labels[number - 1] for number in validation_numbers(source)]
+        correct = [predicted in each for predicted, each in zip(self._predictions, image_labels, strict=True) if each]
+        if not correct:
+            got = f"{len(image_labels):,} images without"
+            raise DataError("none of the images has a label in real.json", got=got)
+        return RealAccuracy(
+            top1=sum(correct) / len(correct),
+            count=len(correct),
+            skipped=len(image_labels) - len(correct),
+            interval=wilson_interval(sum(correct), len(correct)),
+        )

@@ -45,10 +45,12 @@ MARKERS = ("o", "s", "^", "D", "v", "P")
 
 def plot_confusion(result: EvaluationResult) -> Figure:
     """Draw the confusion matrix; the color is the fraction of the true class."""
-    matrix = result.confusion_matrix()
-    errors = matrix.sum(axis=0) + matrix.sum(axis=1) - 2 * matrix.diagonal()
-    drawn = sorted(np.argsort(-errors, kind="stable")[:MAX_CLASSES].tolist())
-    counts, totals = matrix[np.ix_(drawn, drawn)], matrix.sum(axis=1)[drawn]
+    wrong = result.targets != result.predictions
+    involved = np.concatenate([result.targets[wrong], result.predictions[wrong]])
+    errors = np.bincount(involved, minlength=len(result.labels))
+    drawn = np.sort(np.argsort(-errors, kind="stable")[:MAX_CLASSES])
+    counts = result.confusion.matrix(drawn)
+    totals = np.bincount(result.targets, minlength=len(result.labels))[drawn]
     names = [visible(result.labels[label], limit=22) for label in drawn]
     cell = 72 if len(drawn) <= 4 else 40 if len(drawn) <= 12 else 24
     side, margin = cell * len(drawn), _label_width(names)

@@ -158,27 +158,25 @@ def _evaluation_sections(report: RunReport, split: str) -> list[Section]:
 
 
 def _confusion(result: EvaluationResult, split: str) -> Markup:
-    confusion = result.confusion_matrix()
-    errors = confusion.copy()
-    np.fill_diagonal(errors, 0)
-    targets, predictions = np.nonzero(errors)
-    order = np.argsort(-errors[targets, predictions], kind="stable")
-    confused = np.stack([targets[order], predictions[order]], axis=1)
+    confusion, counts = result.confusion, [each.count for each in result.per_class]
+    wrong = np.flatnonzero(confusion.row != confusion.column)
+    wrong = wrong[np.argsort(-confusion.count[wrong], kind="stable")]
+    confused = np.stack([confusion.row, confusion.column, confusion.count], axis=1)[wrong]
     drawn = list(range(len(result.labels)))
     if len(drawn) > MAX_DRAWN_CLASSES:
-        drawn = sorted(list(dict.fromkeys([*confused.ravel().tolist(), *drawn]))[:MAX_DRAWN_CLASSES])
+        drawn = sorted(list(dict.fromkeys([*confused[:, :2].ravel().tolist(), *drawn]))[:MAX_DRAWN_CLASSES])
     heatmap = confusion_heatmap(
-        confusion[np.ix_(drawn, drawn)],
+        confusion.matrix(np.array(drawn)),
         names=[result.labels[label] for label in drawn],
-        totals=confusion.sum(axis=1)[drawn],
+        totals=np.array([counts[label] for label in drawn]),
     )
     pairs = [
         {
             "target": result.labels[target],
             "predicted": result.labels[predicted],
-            "images": (images := int(errors[target, predicted])),
-            "fraction": images / result.per_class[target].count,
+            "images": images,
+            "fraction": images / counts[target],
         }
-        for target, predicted in confused[:MAX_PAIRS].tolist()
+        for target, predicted, images in confused[:MAX_PAIRS].tolist()
     ]
     return Markup(template_macros("run.html").confusion(result, split, len(drawn), heatmap, pairs))

@@ -22,8 +22,8 @@ from vitkit.core.metrics_log import MetricsRecord
 from vitkit.core.shapes import Tensor
 from vitkit.data.dataset import ImageSource
 from vitkit.data.decode import decode
-from vitkit.evaluation.evaluation import ConfusionPair, EvaluationResult
-from vitkit.evaluation.metrics import Calibration, ClassMetrics
+from vitkit.evaluation.evaluation import EvaluationResult
+from vitkit.evaluation.metrics import Calibration, ClassMetrics, Confusion
 from vitkit.evaluation.protocols import PreparedData, evaluate_protocol
 from vitkit.objectives.config import get_builder
 from vitkit.report.charts import Panel, Series
@@ -124,21 +124,28 @@ def finalize_run(
         "images": {"train": len(data.train)} | ({evaluation.split: len(evaluation.source)} if evaluation else {}),
         "bad_files": data.bad,
         "evaluated_on": evaluation.split if evaluation else None,
-        "result": evaluation.result.to_dict() if evaluation else None,
+        "result": summarize_result(evaluation.result) if evaluation else None,
         "validation": last_evaluation(metrics),
         "compute": asdict(compute),
     }
     if evaluation:
-        write_predictions(run_dir, evaluation.result)
+        write_arrays(run_dir, evaluation.result)
     write_json(run_dir.summary, summary)
     return summary
 
 
-def write_predictions(run_dir: RunDir, result: EvaluationResult) -> None:
-    """Write the arrays by image of an evaluation, which the summary does not have."""
-    content = io.BytesIO()
-    np.savez_compressed(content, **{name: getattr(result, name) for name in IMAGE_ARRAYS})
-    write_bytes(run_dir.predictions, content.getvalue())
+def summarize_result(result: EvaluationResult) -> dict[str, object]:
+    """Return an evaluation as JSON values without the confusion matrix, which `write_arrays` writes."""
+    return {name: value for name, value in result.to_dict().items() if name != "confusion"}
+
+
+def write_arrays(run_dir: RunDir, result: EvaluationResult) -> None:
+    """Write the pairs of classes and the arrays by image of an evaluation, which the summary does not have."""
+    images = {name: getattr(result, name) for name in IMAGE_ARRAYS}
+    for path, arrays in ((run_dir.confusion, vars(result.confusion)), (run_dir.predictions, images)):
+        content = io.BytesIO()
+        np.savez_compressed(content, **arrays)
+        write_bytes(path, content.getvalue())
 
 
 def read_result(run_dir: RunDir, *, labels: tuple[str, ...]) -> EvaluationResult | None:
@@ -148,6 +155,8 @@ def read_result(run_dir: RunDir, *, labels: tuple[str, ...]) -> EvaluationResult
         return None
     with np.load(run_dir.predictions, allow_pickle=False) as file:
         arrays = {name: file[name] for name in IMAGE_ARRAYS}
+    with np.load(run_dir.confusion, allow_pickle=False) as file:
+        confusion = Confusion(**file)
     bins = {
         key: np.array([np.nan if each[key] is None else each[key] for each in stored["calibration"]])
         for key in ("count", "confidence", "accuracy")
@@ -157,7 +166,7 @@ def read_result(run_dir: RunDir, *, labels: tuple[str, ...]) -> EvaluationResult
         **{key: stored[key] for key in ("count", "top1", "top5", "ece", "nll")},
         intervals={name: (low, high) for name, (low, high) in stored["intervals"].items()},
         per_class=[ClassMetrics(**each) for each in stored["per_class"]],
-        confusion=tuple(ConfusionPair(**each) for each in stored["confusion"]),
+        confusion=confusion,
         calibration=Calibration(error=stored["ece"], **bins),
         **arrays,
     )

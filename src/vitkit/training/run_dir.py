@@ -10,6 +10,7 @@ speed.jsonl            log of the speed, which depends on the machine
 checkpoints/           states to resume from
 model.safetensors …    the artifact
 report.html            the report
+confusion.npz          images by true class (row) and predicted class (column), for the pairs that occur
 predictions.npz        target, prediction and probabilities of each image that the model was evaluated on
 reconstructions.png    predictions of a self-supervised run at the last evaluation
 summary.json           the result; a run that has one is finished
@@ -72,6 +73,7 @@ class RunDir:
         self.summary = self.path / "summary.json"
         self.report = self.path / "report.html"
         self.predictions = self.path / "predictions.npz"
+        self.confusion = self.path / "confusion.npz"
         self.reconstructions = self.path / "reconstructions.png"
 
     def read_config(self) -> RunConfig:

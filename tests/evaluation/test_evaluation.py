@@ -68,7 +68,7 @@ def test_logits_are_held_only_as_probabilities_to_keep(keep_probabilities: bool)
 def test_missing_images_are_reported() -> None:
     images = ImageMetrics(("a", "b"), count=3)
     images.add(torch.zeros(2, 2), torch.tensor([0, 1]))
-    with pytest.raises(InputError, match="not all images were added .*expected 3, got 2"):
+    with pytest.raises(InputError, match=r"not all images were added .*expected 3, got 2"):
         images.result()
 
 

@@ -117,6 +117,18 @@ def test_unreadable_images_are_reported_and_skipped(shell: Shell, tmp_path: Path
     assert shell("predict", "run", "photos/cat/02.png").code == 1  # no prediction at all
 
 
+def test_left_out_files_are_reported(shell: Shell, tmp_path: Path) -> None:
+    (tmp_path / "photos/cat/9.svg").write_bytes(b"<svg/>")
+    (tmp_path / "b.pdf").write_bytes(b"%PDF")
+    result = shell("predict", "run", "photos", "b.pdf", "--workers", "0", "--json")
+    assert result.code == 0
+    assert len(lines(result.out)) == 13
+    assert lines(result.out)[-1]["error"].startswith("not a JPEG")
+    assert "left out 1 file that is not an image (1 .svg): photos/cat/9.svg" in result.stderr
+    assert shell("predict", "run", "photos", "--workers", "0", "--out", "p.csv").code == 0
+    assert "1 .svg" in shell("predict", "run", "photos", "--out", "p.csv").stderr
+
+
 @pytest.mark.parametrize("signal_name", ["SIGTERM", "SIGINT"])
 def test_interrupted_command_resumes(
     shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, signal_name: str

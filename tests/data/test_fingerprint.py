@@ -89,7 +89,7 @@ def test_only_new_and_changed_images_are_decoded(photos: Path, cache: ImageCache
     source = count_reads(photos)
     decoded.clear()
     assert find_bad_files(source, cache=cache) == [
-        BadFile("cat/1.png", "not a JPEG, PNG, GIF, BMP, TIFF, WEBP or PPM file")
+        BadFile("cat/1.png", "not a JPEG, PNG, GIF, BMP, TIFF, WEBP, PPM, AVIF or HEIF file")
     ]
     assert source.reads == ["cat/1.png", "cat/9.png"]
     assert len(decoded) == 2

@@ -67,7 +67,9 @@ def test_summary_counts_images(workers):
     assert found.unlabeled == 0
     assert found.sizes == (SizeRange(20, 40, 40), SizeRange(60, 60, 200))
     assert found.modes == {"PNG RGB": 17, "PNG L": 1}
-    assert found.bad == (("train", BadFile("dog/y.png", "not a JPEG, PNG, GIF, BMP, TIFF, WEBP or PPM file")),)
+    assert found.bad == (
+        ("train", BadFile("dog/y.png", "not a JPEG, PNG, GIF, BMP, TIFF, WEBP, PPM, AVIF or HEIF file")),
+    )
     assert found.duplicates == ()
     assert told == [1] * 19
     assert found.warnings == ("1 of 19 images cannot be used (5.3%)",)

@@ -17,6 +17,7 @@ from vitkit.api.sources import find_run_dir, resolve_workers
 from vitkit.core.errors import ConfigError, DataError, summarize
 from vitkit.core.signals import start_task
 from vitkit.data.dataset import Dataset, ImageSource, Subset
+from vitkit.data.layouts.files import list_left_out
 from vitkit.data.layouts.registry import open_dataset
 from vitkit.evaluation.comparison import (
     ROUNDS,
@@ -164,6 +165,7 @@ def _common_images(
         for each, (name, _) in zip(candidates, chosen, strict=True)
         if name == "train"
     ]
+    warnings += list_left_out(dataset.left_out)
     names = [{source.name(index) for index in range(len(source))} for _, source in chosen]
     shared = set.intersection(*names)
     if not shared:

@@ -15,6 +15,7 @@ from vitkit.core.errors import ConfigError, WeightsError, check_positive
 from vitkit.core.formatting import format_plural
 from vitkit.core.signals import ProgressFunction, start_task
 from vitkit.data.dataset import ImageSource
+from vitkit.data.layouts.files import list_left_out
 from vitkit.data.layouts.registry import open_dataset
 from vitkit.data.verify import BadFile, skip_unreadable
 from vitkit.evaluation.evaluation import EvaluatedEngine, EvaluationResult, choose_split
@@ -91,6 +92,7 @@ def evaluate(  # noqa: PLR0913  the options of `vitkit eval`
     label_map, real = (None if path is None else str(path) for path in (label_map, real))
     prepared = prepare(Protocol(label_map=label_map, real=real), source, bundle=bundle, path=dataset.path)
     warnings = ["these are training images; the model may have seen them"] if name == "train" else []
+    warnings += list_left_out(dataset.left_out)
     warnings += _label_map_warnings(prepared)
     with show_progress(progress) as report:
         selected = None
@@ -209,7 +211,7 @@ def fewshot(  # noqa: PLR0913  the options of `vitkit fewshot`
         raise WeightsError(f"{out} already exists", hint="choose another directory to save to")
     bundle, dataset = load_bundle(model), open_dataset(data)
     preprocessing = released_preprocessing(bundle.preprocessing) if released_crop else bundle.preprocessing
-    warnings: list[str] = []
+    warnings = list_left_out(dataset.left_out)
     splits = fewshot_splits(dataset)
     with show_progress(progress) as report:
         check_images = ImageCheck(dataset.path, workers=workers, progress=report, warnings=warnings)

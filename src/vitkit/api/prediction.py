@@ -63,7 +63,7 @@ def predict(  # noqa: PLR0913  the options of `vitkit predict`
     >>> predictions[0]
     ImagePrediction(file='images[0]', label='0', probability=0.5)
     >>> predictions[1].error
-    'not a JPEG, PNG, GIF, BMP, TIFF, WEBP or PPM file'
+    'not a JPEG, PNG, GIF, BMP, TIFF, WEBP, PPM, AVIF or HEIF file'
     """
     shard = Shard() if out is None else Shard.from_environment()
     workers = DEFAULT_WORKERS if workers is None else workers

@@ -62,6 +62,7 @@ def command(  # noqa: PLR0913, PLR0917  each is an option that users type
     """
     import vitkit
     from vitkit.core.errors import ConfigError
+    from vitkit.data.layouts.files import list_left_out
 
     if features and out is None and not as_json:
         raise ConfigError("features are too long to print", hint="add --out FILE.parquet, or --json")
@@ -92,6 +93,7 @@ def command(  # noqa: PLR0913, PLR0917  each is an option that users type
             click.echo(json.dumps(prediction.to_dict()))
         else:
             _print_prediction(prediction)
+    print_warnings(list_left_out(result.left_out))
     if len(result.skipped) == len(result):
         click.get_current_context().exit(1)
 

@@ -37,6 +37,8 @@ class ImageSource(ABC):
     """Label of each image, or UNLABELED."""
     always_readable: bool = False
     """True if no image can be broken, because images are generated or held in memory."""
+    left_out: tuple[str, ...] = ()
+    """Files next to the images that are none."""
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -91,6 +93,7 @@ class ConcatSource(ImageSource):
         self.layout, self.classes = sources[0].layout, sources[0].classes
         self.labels = np.concatenate([source.labels for source in sources])
         self.always_readable = all(source.always_readable for source in sources)
+        self.left_out = tuple(name for source in sources for name in source.left_out)
         self.ends = np.cumsum([len(source) for source in sources])
 
     def _find_source(self, index: int) -> tuple[ImageSource, int]:
@@ -125,7 +128,8 @@ class Dataset:
     path: str
     splits: Mapping[str, ImageSource]
     left_out: tuple[str, ...] = ()
-    """Images at the path that are in no split, because the layout has no place for them."""
+    """Files at the path that are in no split: images in no class folder, files of other kinds, and, with a final /,
+    folders without images."""
 
     @cached_property
     def first_split(self) -> ImageSource:

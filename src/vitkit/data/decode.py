@@ -10,17 +10,22 @@ import os
 import threading
 import warnings
 from collections.abc import Iterator
+from importlib import import_module
+from importlib.metadata import version
+from importlib.util import find_spec
 from os import PathLike
 from typing import NamedTuple
 
 import numpy as np
+import PIL
 from numpy.typing import NDArray
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import Image, ImageOps, UnidentifiedImageError, features
 from PIL.Image import Transpose
 from torch import Tensor, uint8
 
 from vitkit.core.errors import DataError, InputError, summarize
 from vitkit.core.files import read_bytes
+from vitkit.core.version import __version__
 from vitkit.data.dataset import DecodedImage, StoredImage
 from vitkit.data.decode_limits import (
     DEFAULT_LIMITS,
@@ -51,7 +56,11 @@ _SIDEWAYS = range(5, 9)
 
 _MAGIC = {b"\xff\xd8": "JPEG", b"\x89PNG": "PNG", b"GIF8": "GIF", b"BM": "BMP"}
 _MAGIC |= {b"II*\0": "TIFF", b"MM\0*": "TIFF", b"RIFF": "WEBP"}
+# Brands in the first box of a file that is AVIF or HEIF
+_BRANDS = {b"avif": "AVIF", b"avis": "AVIF", b"heic": "HEIF", b"heix": "HEIF", b"heim": "HEIF", b"heis": "HEIF"}
+_BRANDS |= {b"hevc": "HEIF", b"hevx": "HEIF", b"mif1": "HEIF", b"msf1": "HEIF"}
 
+NO_AVIF = "this build of Pillow cannot read AVIF: install Pillow from PyPI, or convert the file"
 _SCANS_AT_MAX_PIXELS = 12
 """Scans that an image with the maximal number of pixels may have; smaller images may have more."""
 
@@ -80,13 +89,13 @@ def decode(
     'RGB'
     >>> decode(b"<html>")
     Traceback (most recent call last):
-    vitkit.core.errors.DataError: not a JPEG, PNG, GIF, BMP, TIFF, WEBP or PPM file
+    vitkit.core.errors.DataError: not a JPEG, PNG, GIF, BMP, TIFF, WEBP, PPM, AVIF or HEIF file
     """
     if isinstance(image, np.ndarray):
         check_pixels(image, channels=channels, limits=limits)
         return _from_array(image, channels=channels)
     with _open(image, limits) as file:
-        if draft_size is not None:
+        if draft_size is not None and file.format in ("JPEG", "MPO"):  # a HEIF file would show its thumbnail
             height, width = reversed(draft_size) if _get_orientation(file) in _SIDEWAYS else draft_size
             file.draft(None, (width, height))
         # Only these two formats may warn while they decode; the others need not wait for the lock.
@@ -99,6 +108,12 @@ def decode(
             decoded = decoded.transpose(transpose)
         decoded.info = {}  # metadata, such as the GPS position, must not reach any output
         return decoded if channels in (1, 3) else np.asarray(decoded)
+
+
+def describe_decoder() -> str:
+    """Return the versions of what decodes images; others may read files that these cannot."""
+    heif = version("pillow_heif") if find_spec("pillow_heif") else "none"
+    return f"vitkit {__version__}, Pillow {PIL.__version__}, pillow-heif {heif}"
 
 
 def load_image(image: ImageLike, *, channels: int = 3) -> DecodedImage:
@@ -181,11 +196,12 @@ def _suppress_warnings() -> Iterator[None]:
 
 
 def _describe_error(error: Exception, content: bytes, limits: DecodeLimits) -> str:
-    file_format = next((name for magic, name in _MAGIC.items() if content.startswith(magic)), None)
+    file_format = _detect_format(content)
     text = " ".join(str(error).split())
     if isinstance(error, UnidentifiedImageError):
         if file_format in limits.formats:
-            return f"damaged {file_format} file: its header cannot be read"
+            is_supported = file_format != "AVIF" or features.check("avif")
+            return f"damaged {file_format} file: its header cannot be read" if is_supported else NO_AVIF
         *others, last = limits.formats
         return f"not a {', '.join(others)} or {last} file" if others else f"not a {last} file"
     if isinstance(error, Image.DecompressionBombError):
@@ -208,10 +224,10 @@ def _open(content: bytes, limits: DecodeLimits) -> Iterator[Image.Image]:
             raise DataError("the file is empty")
         check_limit("bytes", len(content), limits.max_bytes)
         check_structure(content, max_frames=limits.max_frames)
-        if any(name not in Image.OPEN for name in limits.formats):
-            Image.init()  # imports the plugins; naming a format does not
         with _suppress_warnings():
-            image = Image.open(io.BytesIO(content), formats=limits.formats)
+            image = (
+                _open_heif(content) if is_heif(content) and "HEIF" in limits.formats else _open_pillow(content, limits)
+            )
         with image:
             _check_header(image, content, limits)
             yield image
@@ -219,6 +235,36 @@ def _open(content: bytes, limits: DecodeLimits) -> Iterator[Image.Image]:
         raise
     except Exception as error:
         raise DataError(_describe_error(error, content, limits)) from error
+
+
+def _open_pillow(content: bytes, limits: DecodeLimits) -> Image.Image:
+    formats = [name for name in limits.formats if name != "HEIF"]
+    if any(name not in Image.OPEN for name in formats):
+        Image.init()  # imports the plugins; naming a format does not
+    return Image.open(io.BytesIO(content), formats=formats)
+
+
+def _open_heif(content: bytes) -> Image.Image:
+    """Open a HEIF file. libheif rotates it, and pillow-heif sets the EXIF orientation to 1."""
+    try:
+        heif = import_module("pillow_heif")
+    except ImportError as error:
+        raise DataError("HEIC files need pillow-heif: pip install 'vitkit[heic]'") from error
+    return heif.HeifImageFile(io.BytesIO(content))
+
+
+def _detect_format(content: bytes) -> str | None:
+    """Return the format that a file claims to have by its first bytes."""
+    if content[4:8] == b"ftyp":
+        size = min(int.from_bytes(content[:4], "big"), 256)
+        names = [_BRANDS.get(content[start : start + 4]) for start in (8, *range(16, size, 4))]
+        return "AVIF" if "AVIF" in names else next(filter(None, names), None)
+    return next((name for magic, name in _MAGIC.items() if content.startswith(magic)), None)
+
+
+def is_heif(content: bytes) -> bool:
+    """Return whether a file is HEIF, by its first bytes."""
+    return _detect_format(content) == "HEIF"
 
 
 def _check_header(image: Image.Image, content: bytes, limits: DecodeLimits) -> None:

@@ -37,8 +37,9 @@ PPM_HEADER_BYTES = 4_096
 class DecodeLimits:
     """Limits that a file must keep to be decoded. They are checked on its header."""
 
-    formats: tuple[str, ...] = ("JPEG", "PNG", "GIF", "BMP", "TIFF", "WEBP", "PPM")
-    """Formats by Pillow's names. Formats that run or call programs, such as EPS, must not be added."""
+    formats: tuple[str, ...] = ("JPEG", "PNG", "GIF", "BMP", "TIFF", "WEBP", "PPM", "AVIF", "HEIF")
+    """Formats by Pillow's names. HEIF, which phones write as .heic, needs pillow-heif. Formats that run or call
+    programs, such as EPS, must not be added."""
     max_bytes: int = 64_000_000
     max_pixels: int = 100_000_000
     """Pillow's own limit, twice its MAX_IMAGE_PIXELS (179 million by default), applies as well."""

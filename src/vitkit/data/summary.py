@@ -21,7 +21,7 @@ from vitkit.core.formatting import format_plural
 from vitkit.core.result import Result, draw
 from vitkit.data.dataset import UNLABELED, Dataset, ImageSource, hash_image
 from vitkit.data.decode import ImageHeader, decode, read_header
-from vitkit.data.layouts.files import shorten_list
+from vitkit.data.layouts.files import list_left_out, shorten_list
 from vitkit.data.verify import BadFile, check_image, map_images, read_image
 
 if TYPE_CHECKING:
@@ -191,7 +191,7 @@ def summarize_dataset(
     if bad:
         warnings.append(f"{len(bad)} of {total} images cannot be used ({len(bad) / total:.1%})")
     warnings += _warn_about_classes(dataset.classes, split_counts)
-    warnings += _list(dataset.left_out, "image is", "images are", "in no class folder, and left out")
+    warnings += list_left_out(dataset.left_out)
     warnings += _warn_about_duplicates(duplicates)
     warnings += _warn_about_sizes(headers)
     return DataSummary(

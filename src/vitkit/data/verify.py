@@ -19,13 +19,11 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
-import PIL
 
 from vitkit.core.errors import DataError, summarize
 from vitkit.core.files import write_csv
-from vitkit.core.version import __version__
 from vitkit.data.dataset import ImageSource, StoredImage, Subset, hash_image
-from vitkit.data.decode import check_pixels, decode
+from vitkit.data.decode import check_pixels, decode, describe_decoder
 from vitkit.data.image_cache import DIGEST_BYTES, FileStamp, ImageCache, ImageRecord, open_image_cache, stamp_images
 
 logger = logging.getLogger(__name__)
@@ -65,7 +63,7 @@ def find_bad_files(
     called with the number of images that were completed since the last call.
     """
     cache = open_image_cache() if cache is None else cache
-    decoder = f"vitkit {__version__}, Pillow {PIL.__version__}, {channels} channels"
+    decoder = f"{describe_decoder()}, {channels} channels"
     stamps = stamp_images(source)
     reasons = {index: record.reason for index, record in cache.find(stamps).items() if record.decoder == decoder}
     if reasons:

@@ -11,6 +11,7 @@ import torch
 from vitkit.core.signals import Interrupted, ProgressFunction, catch_stop_signals, ignore_progress, start_task
 from vitkit.data.dataset import ImageSource, Subset
 from vitkit.data.decode import ImageLike
+from vitkit.data.layouts.files import list_left_out
 from vitkit.data.verify import BadFile, warn_skipped
 from vitkit.inference.agreement import Agreement, measure_agreement, sample_images
 from vitkit.inference.engine import WARMUP_BATCHES, compile_now, eager_engine
@@ -73,7 +74,7 @@ def predict_images(
     agreement = measure_predictor(predictor, source, calibration=calibration, report=report)
     advance = start_task(progress, TASK, len(source))
     result = predict_source(predictor, source, options, agreement=agreement, progress=advance)
-    return replace(result, warnings=_skip_warnings(result.skipped))
+    return replace(result, left_out=source.left_out, warnings=_list_warnings(result.skipped, source.left_out))
 
 
 def predict_to_file(
@@ -95,7 +96,7 @@ def predict_to_file(
     """
     shard = shard or Shard()
     source = open_images(images)
-    part = shard.select(source)
+    part, left_out = shard.select(source), () if shard.rank else source.left_out
     request: dict[str, object] = {"model": source_name(model), "images": describe_images(images), "top": options.top}
     request |= {"features": options.features, "part": [shard.rank, shard.world_size]}
     if options.precision != "fp32" or options.merge:
@@ -103,7 +104,7 @@ def predict_to_file(
     file = PredictionFile(shard.path(out), request, fingerprints=fingerprint_inputs(model, part))
     if file.is_complete():
         report(f"already complete: {file.path}")
-        return _read_file(file.path, file.read_metadata(), images=part)
+        return _read_file(file.path, file.read_metadata(), images=part, left_out=left_out)
     predictor = open_predictor(model, options, device=device, report=report)
     agreement = measure_predictor(predictor, source, calibration=calibration, report=report)
     with file.open() as resumed, catch_stop_signals() as stop:
@@ -120,10 +121,10 @@ def predict_to_file(
         features = predictor.model.config.num_features if options.features else 0
         engine = predictor.describe_engine(agreement)
         metadata = file.finalize(model=predictor.model.name, classes=classes, features=features, engine=engine)
-    return _read_file(file.path, metadata, images=part)
+    return _read_file(file.path, metadata, images=part, left_out=left_out)
 
 
-def _read_file(path: Path, metadata: dict[str, Any], *, images: ImageSource) -> Predictions:
+def _read_file(path: Path, metadata: dict[str, Any], *, images: ImageSource, left_out: tuple[str, ...]) -> Predictions:
     skipped = tuple(BadFile(each["file"], each["reason"]) for each in metadata["bad"])
     agreement = metadata.get("agreement")
     return Predictions(
@@ -133,12 +134,13 @@ def _read_file(path: Path, metadata: dict[str, Any], *, images: ImageSource) -> 
         agreement=None if agreement is None else Agreement.from_json(agreement),
         metadata=metadata,
         images=images,
-        warnings=_skip_warnings(skipped),
+        left_out=left_out,
+        warnings=_list_warnings(skipped, left_out),
     )
 
 
-def _skip_warnings(skipped: Sequence[BadFile]) -> tuple[str, ...]:
-    warnings: list[str] = []
+def _list_warnings(skipped: Sequence[BadFile], left_out: Sequence[str]) -> tuple[str, ...]:
+    warnings = list_left_out(left_out)
     warn_skipped(skipped, warnings.append)
     return tuple(warnings)
 

@@ -16,9 +16,9 @@ from vitkit.data.dataset import UNLABELED, ConcatSource, ImageSource, StoredImag
 from vitkit.data.decode import ImageLike
 from vitkit.data.decode_limits import DEFAULT_LIMITS
 from vitkit.data.layouts.base import NamedSource
-from vitkit.data.layouts.files import find_shards, is_image, is_pattern, walk_files
+from vitkit.data.layouts.files import find_shards, is_image, is_pattern, list_left_out, walk_files
 from vitkit.data.layouts.pairs import refuse_url, store_image
-from vitkit.data.layouts.registry import open_dataset
+from vitkit.data.layouts.registry import find_layouts, open_dataset
 from vitkit.data.layouts.shards import has_image_column, open_parquet_images, open_tar_images
 from vitkit.typing import DataSource
 
@@ -110,7 +110,8 @@ def describe_data(data: DataSource) -> str:
 def open_images(images: Sequence[ImageLike]) -> ImageSource:
     """Open images in any form, in their order and sorted by name inside each directory or archive. Labels are ignored.
 
-    A path that does not exist is an unreadable image, unless there are only such paths.
+    A file of another kind is an unreadable image, and so is a path that does not exist, unless there are only such
+    paths. Files of other kinds in a directory are in `left_out`.
 
     >>> open_images(["digits"]).name(0)
     'digits/000002'
@@ -127,7 +128,8 @@ def open_images(images: Sequence[ImageLike]) -> ImageSource:
         else:
             sources += _open_path(os.fspath(image))
     if not sources or not sum(map(len, sources)):
-        got = ", ".join(map(str, images))[:200] or "no path"
+        left_out = list_left_out([name for source in sources for name in source.left_out])
+        got = left_out[0] if left_out else ", ".join(map(str, images))[:200] or "no path"
         raise DataError("no images found", got=got, hint="pass files or directories")
     return ConcatSource(sources) if len(sources) > 1 else sources[0]
 
@@ -168,10 +170,10 @@ def _hold_image(image: object, *, name: str) -> MemoryImages:
 
 def _open_path(name: str) -> list[ImageSource]:
     path = Path(name)
-    if path.is_file() and is_image(path.name):
+    if path.is_file() and (is_image(path.name) or not find_layouts(path)):
         return [ImageFiles([name])]
     sources = _open_directory(name) if path.is_dir() else _open_archives(_shards(name, TAR), _shards(name, PARQUET))
-    if sources := [source for source in sources if len(source)]:
+    if any(map(len, sources)) or (path.is_dir() and not find_layouts(path)):
         return sources
     return [DatasetImages(name if path.exists() else "", source) for source in open_dataset(name).splits.values()]
 
@@ -179,15 +181,18 @@ def _open_path(name: str) -> list[ImageSource]:
 def _open_directory(name: str) -> list[ImageSource]:
     """Open the image files below a directory, then its tar archives, then its parquet files that hold images."""
     root, prefix = Path(name), f"{name.rstrip('/')}/"
-    names: dict[str, list[str]] = {"image": [], TAR: [], PARQUET: []}
-    for file in walk_files(root):
+    names: dict[str, list[str]] = {"image": [], TAR: [], PARQUET: [], "other": []}
+    for file in sorted(walk_files(root)):
         kind = "image" if is_image(file) else os.path.splitext(file)[1].lower()  # noqa: PTH122 - a million Paths are slow
-        if kind in names:
-            names[kind].append(file)
-    images, *archives = (sorted(files) for files in names.values())
-    tars, tables = ({prefix + file: root / file for file in files if (root / file).is_file()} for files in archives)
-    tables = {name: table for name, table in tables.items() if has_image_column(table)}
-    return [ImageFiles(images, prefix=prefix), *_open_archives(tars, tables)]
+        names[kind if kind in names else "other"].append(file)
+    tars, tables = (
+        {prefix + file: root / file for file in names[kind] if (root / file).is_file()} for kind in (TAR, PARQUET)
+    )
+    with_images = {name: table for name, table in tables.items() if has_image_column(table)}
+    images = ImageFiles(names["image"], prefix=prefix)
+    others = [prefix + file for file in names["other"]] + [name for name in tables if name not in with_images]
+    images.left_out = tuple(others) if any(names.values()) else (prefix,)
+    return [images, *_open_archives(tars, with_images)]
 
 
 def _open_archives(tars: dict[str, Path], tables: dict[str, Path]) -> list[ImageSource]:

@@ -68,13 +68,15 @@ class ImagePrediction:
 class Predictions(Result, Sequence[ImagePrediction]):
     """Predictions for images, in their order; a slice is again `Predictions`.
 
-    With `path` they are read from that file when they are used. `skipped` are the unreadable images, and `agreement`
-    compares an approximate engine with fp32. `to_dict()` describes the whole; each item has its own.
+    With `path` they are read from that file when they are used. `skipped` are the unreadable images, `left_out` the
+    files of directories that are no images, and `agreement` compares an approximate engine with fp32. `to_dict()`
+    describes the whole; each item has its own.
     """
 
     rows: Sequence[ImagePrediction]
     path: Path | None = None
     skipped: tuple[BadFile, ...] = ()
+    left_out: tuple[str, ...] = ()
     agreement: Agreement | None = None
     metadata: Mapping[str, object] = field(default_factory=dict)
     """Model, counts and engine, and the request if there is a file."""

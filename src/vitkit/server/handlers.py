@@ -18,7 +18,7 @@ from vitkit.server import kserve
 from vitkit.server.ipc import JSON, HTTPError, Message, WorkerResponse, encode_json
 from vitkit.server.models import ServedModel
 
-SUPPORTED_FILES = "send an unmodified JPEG, PNG, WebP, GIF, BMP, TIFF or PPM file"
+SUPPORTED_FILES = "send an unmodified JPEG, PNG, WebP, AVIF, HEIC, GIF, BMP, TIFF or PPM file"
 SMALLER_IMAGE = "send a smaller image"
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from vitkit.core.errors import DataError
 from vitkit.core.files import write_text
 from vitkit.data.dataset import ConcatSource, Dataset, ImageSource, fingerprint_source, hold_out, subsample
+from vitkit.data.layouts.files import list_left_out
 from vitkit.data.layouts.registry import open_dataset
 from vitkit.data.verify import (
     BadFile,
@@ -71,6 +72,8 @@ def open_run_data(context: RunContext) -> RunData:
         run_data = replace(run_data, train=train)
     run_on_main(context.ranks, lambda _: check_unchanged(run_dir.data, run_data))
     context.callback.on_message(run_data.describe())
+    for warning in list_left_out(dataset.left_out):
+        context.callback.on_warning(warning)
     return run_data
 
 
@@ -130,7 +133,7 @@ def apply_run_splits(run_dir: RunDir, dataset: Dataset) -> Dataset:
     if config.layout == "val-as-test" and "test" not in dataset.splits:
         dataset = open_dataset(dataset.path, layout=config.layout)
     bad = read_bad_files(run_dir.bad_files) if run_dir.bad_files.exists() else []
-    return Dataset(dataset.path, split_dataset(config, dataset, bad).splits)
+    return replace(dataset, splits=split_dataset(config, dataset, bad).splits)
 
 
 def check_unchanged(path: Path, data: RunData) -> None:

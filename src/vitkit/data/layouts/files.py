@@ -3,15 +3,18 @@
 import os
 import re
 import tarfile
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, NamedTuple
 
 from vitkit.core.errors import DataError
+from vitkit.core.formatting import format_plural
 
-IMAGE_SUFFIXES = frozenset(
-    (".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm", ".pbm", ".pnm")
-)
+IMAGE_SUFFIXES = frozenset({
+    ".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff",
+    ".ppm", ".pgm", ".pbm", ".pnm", ".avif", ".heic", ".heif", ".hif",
+})  # fmt: skip
 SPLITS = {
     "train": "train", "training": "train",
     "val": "val", "valid": "val", "validation": "val", "dev": "val",
@@ -19,6 +22,8 @@ SPLITS = {
 }  # fmt: skip
 CLASS_NAME_FILES = ("classes.txt", "classnames.txt")
 MAX_DEPTH = 100
+MAX_VISITS = 100
+"""Paths by which links may lead to one directory; links can multiply few directories to millions."""
 MAX_SHARDS = 100_000
 SMALL_FILE = 64 << 20
 """Uncompressed size that is always allowed."""
@@ -38,24 +43,64 @@ def is_hidden(name: str) -> bool:
     return name.startswith(".") or name in {"__MACOSX", "Thumbs.db", "desktop.ini"}
 
 
-def walk_files(root: Path, *, prefix: str = "", ancestors: frozenset[tuple[int, int]] = frozenset()) -> Iterator[str]:
-    """Yield the relative names, with /, of all files below a directory. Links are followed, but not in a circle."""
-    status = root.stat()
+def walk_files(root: Path) -> Iterator[str]:
+    """Yield the relative names, with /, of all files below a directory, and those of empty directories with a final /.
+
+    Links are followed, but not in a circle.
+    """
+    return _walk(root, prefix="", ancestors=frozenset(), visits=Counter())
+
+
+def _walk(
+    directory: Path, *, prefix: str, ancestors: frozenset[tuple[int, int]], visits: Counter[tuple[int, int]]
+) -> Iterator[str]:
+    status = directory.stat()
     identity = (status.st_dev, status.st_ino)
     if identity in ancestors:
         return
+    visits[identity] += 1
+    if visits[identity] > MAX_VISITS:
+        raise DataError(f"links lead to {directory} on too many paths", expected=f"at most {MAX_VISITS}")
     if len(ancestors) >= MAX_DEPTH:
-        raise DataError(f"{root} is nested too deeply", expected=f"at most {MAX_DEPTH} levels of folders")
-    with os.scandir(root) as entries:
+        raise DataError(f"{directory} is nested too deeply", expected=f"at most {MAX_DEPTH} levels of folders")
+    is_empty, ancestors = True, ancestors | {identity}
+    with os.scandir(directory) as entries:
         for entry in entries:
             if is_hidden(entry.name):
                 continue
+            is_empty = False
             if entry.is_dir():
-                yield from walk_files(
-                    Path(entry.path), prefix=f"{prefix}{entry.name}/", ancestors=ancestors | {identity}
-                )
+                yield from _walk(Path(entry.path), prefix=f"{prefix}{entry.name}/", ancestors=ancestors, visits=visits)
             else:  # also a broken link: reading it raises an error with its name
                 yield prefix + entry.name
+    if is_empty and prefix:
+        yield prefix
+
+
+def list_left_out(names: Sequence[str]) -> list[str]:
+    """Return one warning about files and folders that are not used, by kind and suffix; none if there are none.
+
+    >>> list_left_out(["1.svg", "2.pdf", "3.svg", "bird/"])
+    ['left out 3 files that are not images (2 .svg, 1 .pdf): 1.svg, 2.pdf, 3.svg; 1 folder without images: bird/']
+    """
+    folders = [name for name in names if name.endswith("/")]
+    images = [name for name in names if is_image(name)]
+    files = [name for name in names if not name.endswith("/") and not is_image(name)]
+    parts = []
+    if files:
+        counts = ", ".join(f"{count:,} {suffix}" for suffix, count in count_suffixes(files).most_common(5))
+        are = "files that are not images" if len(files) > 1 else "file that is not an image"
+        parts.append(f"{len(files):,} {are} ({counts}): {shorten_list(files, limit=3)}")
+    if images:
+        parts.append(f"{format_plural(len(images), 'image')} in no class folder: {shorten_list(images, limit=3)}")
+    if folders:
+        parts.append(f"{format_plural(len(folders), 'folder')} without images: {shorten_list(folders, limit=3)}")
+    return [f"left out {'; '.join(parts)}"] if parts else []
+
+
+def count_suffixes(names: Iterable[str]) -> Counter[str]:
+    """Count file names by their suffix."""
+    return Counter(os.path.splitext(name)[1].lower() or "without suffix" for name in names)  # noqa: PTH122
 
 
 def list_directory(path: Path) -> list[Path]:
@@ -206,17 +251,21 @@ def list_members(archive: Path) -> Iterator[TarMember]:
         yield from scan_members(file, 0, archive.stat().st_size, name=str(archive))
 
 
-def list_images(archive: Path) -> Iterator[TarMember]:
-    """Yield the images of a tar and of the tars in it, such as ImageNet's, by suffix."""
+def list_nested_members(archive: Path) -> Iterator[TarMember]:
+    """Yield the files of a tar and of the tars in it, such as ImageNet's."""
     with archive.open("rb") as file:
         for member in list_members(archive):
-            if is_image(member.name):
-                yield member
-            elif member.name.lower().endswith(".tar"):
+            if member.name.lower().endswith(".tar"):
                 end = member.offset + member.size
                 for inner in scan_members(file, member.offset, end, name=f"{archive}/{member.name}"):
-                    if is_image(inner.name):
-                        yield inner._replace(name=f"{member.name}/{inner.name}")
+                    yield inner._replace(name=f"{member.name}/{inner.name}")
+            else:
+                yield member
+
+
+def list_images(archive: Path) -> list[TarMember]:
+    """Return the images of a tar and of the tars in it, sorted by name as in folders, so that runs are equal."""
+    return sorted(member for member in list_nested_members(archive) if is_image(member.name))
 
 
 def scan_members(file: IO[bytes], start: int, end: int, *, name: str) -> Iterator[TarMember]:

@@ -94,7 +94,7 @@ def open_imagenet(path: Path) -> Dataset:
         names = _list_names(root, directories["val"])
         splits["val"] = _make_file_source(root, names), _read_validation_synsets(root, names, train_synsets)
     elif root / VAL_TAR in tars:
-        members = sorted(list_images(root / VAL_TAR))
+        members = list_images(root / VAL_TAR)
         names = [f"val/{member.name}" for member in members]
         tar_source = _make_tar_source(root / VAL_TAR, members, names)
         splits["val"] = tar_source, _read_validation_synsets(root, names, train_synsets)
@@ -122,7 +122,7 @@ def _make_file_source(root: Path, names: list[str]) -> FileSource:
 
 def _open_train_tar(archive: Path) -> SynsetSource:
     """Open the training images: a tar with a tar per synset."""
-    members = sorted(list_images(archive))  # by name, as in folders, so that runs are equal
+    members = list_images(archive)
     names, synsets = [], []
     for member in members:
         inner, _, name = member.name.partition(".tar/")

@@ -1,9 +1,8 @@
 """Registry of dataset layouts. A layout is a module with a detection and an open function, and an entry here."""
 
 import os
-from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -14,7 +13,7 @@ from vitkit.data.dataset import Dataset
 from vitkit.data.fractals import make_fractals
 from vitkit.data.layouts.arrays import find_idx_files, find_npz_files, open_digits, open_idx, open_npz
 from vitkit.data.layouts.cifar import find_cifar, open_cifar
-from vitkit.data.layouts.files import find_shards, is_pattern, walk_files
+from vitkit.data.layouts.files import count_suffixes, find_shards, is_pattern, walk_files
 from vitkit.data.layouts.folders import has_class_folders, has_images, open_folders, open_unlabeled
 from vitkit.data.layouts.manifests import find_manifests, has_vtab, open_manifest, open_vtab
 from vitkit.data.layouts.pairs import Pairs, open_pairs, refuse_url
@@ -50,7 +49,7 @@ def open_val_as_test(path: Path) -> Dataset:
     if "test" in dataset.splits or "val" not in dataset.splits:
         raise DataError(f"{path} has no val split to test on", expected="train and val", got=", ".join(dataset.splits))
     splits = {"train" if split == "train" else "test": source for split, source in dataset.splits.items()}
-    return Dataset(path=dataset.path, splits=splits)
+    return replace(dataset, splits=splits)
 
 
 LAYOUTS: dict[str, Layout] = {
@@ -111,9 +110,14 @@ def open_dataset(
     return LAYOUTS[layout or detect_layout(path)].open(path)
 
 
+def find_layouts(path: Path) -> list[str]:
+    """Return the names of the layouts at a path, other than plain folders of images."""
+    return [name for name, layout in LAYOUTS.items() if not layout.is_fallback and layout.detect(path)]
+
+
 def detect_layout(path: Path) -> str:
     """Return the name of the layout at a path. Published layouts come before plain folders of images."""
-    matches = [name for name, layout in LAYOUTS.items() if not layout.is_fallback and layout.detect(path)]
+    matches = find_layouts(path)
     if matches and LAYOUTS[matches[0]].is_one_file and has_class_folders(path):
         matches.append("folders")
     if len(matches) > 1:
@@ -134,8 +138,7 @@ def describe_contents(path: Path) -> str:
     """Summarize the files at a path."""
     if not path.is_dir():
         return f"a file that ends with {path.suffix}" if path.suffix else "a file"
-    names = islice(walk_files(path), 100_000)
-    suffixes = Counter(os.path.splitext(name)[1].lower() or "no suffix" for name in names)  # noqa: PTH122
+    suffixes = count_suffixes(name for name in islice(walk_files(path), 100_000) if not name.endswith("/"))
     if not suffixes:
         return "an empty directory"
     return "files: " + ", ".join(f"{count} {suffix}" for suffix, count in suffixes.most_common(5))

@@ -7,7 +7,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from importlib import import_module
 from pathlib import Path
@@ -34,8 +34,9 @@ from vitkit.data.layouts.files import (
     check_expansion,
     find_base_directory,
     group_shards,
-    list_images,
+    is_image,
     list_members,
+    list_nested_members,
     read_class_names,
     read_text,
     shorten_list,
@@ -52,6 +53,7 @@ class ShardContents:
     slices: list[tuple[int, int, int]] = field(default_factory=list)
     names: list[str] = field(default_factory=list)
     labels: list[str | int | None] = field(default_factory=list)
+    left_out: list[str] = field(default_factory=list)
 
     def make_source(self, layout: str, classes: tuple[str, ...], labels: Labels) -> ArchiveSource:
         """Create the source of the images."""
@@ -73,9 +75,10 @@ def open_webdataset(path: Path) -> Dataset:
     values = {split: shards.labels for split, shards in contents.items()}
     classes, labels = number_labels(path, values, classes=read_class_names(base))
     layout = "WebDataset tars" if classes else "WebDataset tars without labels"
-    return make_dataset(
+    dataset = make_dataset(
         path, {split: shards.make_source(layout, classes, labels[split]) for split, shards in contents.items()}
     )
+    return replace(dataset, left_out=tuple(name for shards in contents.values() for name in shards.left_out))
 
 
 def open_tar_images(archives: Mapping[str, Path]) -> ArchiveSource:
@@ -83,10 +86,16 @@ def open_tar_images(archives: Mapping[str, Path]) -> ArchiveSource:
     shards = ShardContents(list(archives.values()))
     for number, (name, archive) in enumerate(archives.items()):
         # A tar may contain a name twice; the later file replaces the earlier one, as when it is unpacked.
-        for image in {image.name: image for image in list_images(archive)}.values():
-            shards.slices.append((number, image.offset, image.size))
-            shards.names.append(f"{name}/{image.name}")
-    return shards.make_source("images in tars", (), np.full(len(shards.names), UNLABELED))
+        members = {member.name: member for member in list_nested_members(archive)}
+        images = list(filter(is_image, members))
+        for image in images:
+            shards.slices.append((number, members[image].offset, members[image].size))
+            shards.names.append(f"{name}/{image}")
+        keys = {split_key(image)[0] for image in images}  # of samples, whose other files are their labels
+        shards.left_out += [f"{name}/{other}" for other in members.keys() - images if split_key(other)[0] not in keys]
+    source = shards.make_source("images in tars", (), np.full(len(shards.names), UNLABELED))
+    source.left_out = tuple(sorted(shards.left_out))
+    return source
 
 
 def read_archive(shards: ShardContents, number: int, *, base: Path) -> None:
@@ -94,22 +103,35 @@ def read_archive(shards: ShardContents, number: int, *, base: Path) -> None:
     archive = shards.archives[number]
     images: dict[str, TarMember] = {}
     labels: dict[str, TarMember] = {}
+    others: list[tuple[str, str]] = []
     for member in list_members(archive):
-        folder, slash, file_name = member.name.rpartition("/")
-        stem, _, suffix = file_name.partition(".")
-        key, suffix = folder + slash + stem, suffix.lower()
+        key, suffix = split_key(member.name)
         if f".{suffix}" in IMAGE_SUFFIXES:
             if key in images:
                 raise DataError(f"{archive} has two images for {key}: {images[key].name}, {member.name}")
             images[key] = member
         elif suffix == "cls" or (suffix == "json" and key not in labels):
             labels[key] = member
+        else:
+            others.append((key, member.name))
     shard = archive.relative_to(base).as_posix()
+    shards.left_out += [f"{shard}/{name}" for key, name in others if key not in images]
     with archive.open("rb") as file:
         for key, image in images.items():
             shards.slices.append((number, image.offset, image.size))
             shards.names.append(f"{shard}/{image.name}")
             shards.labels.append(read_label(file, labels[key], archive=archive) if key in labels else None)
+
+
+def split_key(name: str) -> tuple[str, str]:
+    """Return the key of a file in a shard, which it shares with the files of the same sample, and its suffix.
+
+    >>> split_key("train/0001.seg.PNG")
+    ('train/0001', 'seg.png')
+    """
+    folder, slash, file_name = name.rpartition("/")
+    stem, _, suffix = file_name.partition(".")
+    return folder + slash + stem, suffix.lower()
 
 
 def read_label(file: IO[bytes], member: TarMember, *, archive: Path) -> str | int | None:

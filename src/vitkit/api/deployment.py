@@ -220,7 +220,12 @@ def check_token(token: str | None) -> str | None:
 
 
 def _require_server() -> None:
-    """Raise MissingDependencyError if the packages of the extra `serve` are not installed."""
+    """Raise ConfigError on Windows, and MissingDependencyError without the packages of the extra `serve`."""
+    try:
+        importlib.import_module("resource")
+    except ImportError as error:
+        hint = "on Windows, install vitkit in WSL and serve from there"
+        raise ConfigError("serving needs Linux, macOS or WSL", hint=hint) from error
     try:
         importlib.import_module("vitkit.server.server")
     except ImportError as error:

@@ -66,7 +66,7 @@ def print_error(message: str, *, hint: str | None = None) -> None:
     if get_log_format() == "json":
         logger.error(message, extra={"fields": {"hint": hint} if hint else {}})
         return
-    color = False if os.environ.get("NO_COLOR") else None
+    color = False if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb" else None
     for label, style, text in (("error:", "red", message), ("hint:", "cyan", hint)):
         if text:
             line = safe_text(re.sub(r"\s*\n\s*", " ", text.strip()))

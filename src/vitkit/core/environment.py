@@ -1,12 +1,14 @@
 """Processor and memory of this machine, and the thread and allocator settings of this process."""
 
 import ctypes
+import multiprocessing
 import os
 import platform
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal, cast
 
 import psutil
 
@@ -105,6 +107,15 @@ def _read_quotas(root: Path) -> Iterator[float]:
                 quota, period = (_read(directory / f"cpu.cfs_{name}_us") for name in ("quota", "period"))
                 if quota.isdigit() and period.isdigit():  # -1 is no quota
                     yield int(quota) / int(period)
+
+
+def start_method() -> Literal["fork", "spawn", "forkserver"]:
+    """Return how to start worker processes: as the program has chosen, else by fork on Linux and spawn elsewhere.
+
+    A fork is fast and shares memory, but on macOS it breaks Metal and libraries with threads.
+    """
+    chosen = multiprocessing.get_start_method(allow_none=True)
+    return cast("Literal['fork', 'spawn', 'forkserver']", chosen or ("fork" if sys.platform == "linux" else "spawn"))
 
 
 def limit_threads() -> None:

@@ -160,8 +160,8 @@ def remove_path(path: Path) -> None:
 
 
 def sync_file(path: Path) -> None:
-    """Wait until the content of a file is on the disk."""
-    with path.open("rb") as file:
+    """Wait until the content of a file is on the disk. Windows syncs only what is open for writing."""
+    with path.open("rb+" if os.access(path, os.W_OK) else "rb") as file:
         os.fsync(file.fileno())
 
 

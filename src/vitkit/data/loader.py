@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from torch.utils.data import DataLoader
 from torch.utils.data import Dataset as TorchDataset
 
+from vitkit.core.environment import start_method
 from vitkit.core.errors import ConfigError, DataError, summarize
 from vitkit.core.shapes import Float, Int, Tensor
 from vitkit.core.sizes import pair
@@ -248,7 +249,7 @@ class BatchLoader(Iterator[ImageBatch]):
             worker_init_fn=partial(_start_worker, niceness=_NICENESS if device.type == "cpu" else 0),
             prefetch_factor=4 if workers else None,
             pin_memory=device.type == "cuda",
-            multiprocessing_context="fork" if workers and hasattr(os, "fork") else None,
+            multiprocessing_context=start_method() if workers else None,
         )
         self._batches: Iterator[ImageBatch | LoadFailure] = iter(loader)
         # Workers ignore the signal by which Python would end them, so they are always shut down explicitly.

@@ -8,7 +8,6 @@ import multiprocessing
 import multiprocessing.connection
 import os
 import signal
-import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -20,6 +19,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from vitkit.core.environment import start_method
 from vitkit.core.errors import DataError, summarize
 from vitkit.core.files import write_csv
 from vitkit.data.dataset import ImageSource, StoredImage, Subset, hash_image
@@ -170,7 +170,7 @@ def map_images(source: ImageSource, function: ImageFunction[Result], *, workers:
             yield function(source, index)
         return
     # A fork shares the arrays of the source; elsewhere the source is pickled for each process.
-    context = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
+    context = multiprocessing.get_context(start_method())
     executor = ProcessPoolExecutor(
         min(workers, len(starts)), mp_context=context, initializer=_start_worker, initargs=(source, function)
     )

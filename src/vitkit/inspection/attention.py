@@ -205,12 +205,12 @@ def attention_distance(model: Model, batches: Iterable[Float[Tensor, "_ C H W"]]
     def distance(attention: Float[Tensor, "B A L L"]) -> Float[Tensor, "A"]:
         rows = attention[:, :, prefix:]
         far = torch.einsum("banl,ln->ban", rows, distances)
-        return (far / (rows @ on_patches)).mean(dim=2).sum(dim=0, dtype=torch.float64)
+        return (far / (rows @ on_patches)).mean(dim=2).cpu().double().sum(dim=0)  # MPS has no float64
 
     total, images = torch.zeros(depth, vit.config.heads, dtype=torch.float64), 0
     for batch in batches:
         attention = vit.encode(vit.embed(batch), capture=Capture(attention=range(depth), summary=distance)).attention
-        total += torch.stack([attention[layer] for layer in range(depth)]).cpu()
+        total += torch.stack([attention[layer] for layer in range(depth)])
         images += len(batch)
     if images == 0:
         raise InputError("no images to measure attention distance on", expected="at least one", got="none")

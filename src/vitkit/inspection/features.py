@@ -216,7 +216,7 @@ def _gram(features: Float[Tensor, "B D rows columns"], grid: tuple[int, int]) ->
     """Return the centered Gram matrix of samples with unit norm; CKA is the inner product of two of these."""
     cells = functional.adaptive_avg_pool2d(features.float(), grid).permute(0, 2, 3, 1).flatten(0, 2)
     chosen = torch.linspace(0, len(cells) - 1, min(len(cells), SAMPLES), device=cells.device).round().long()
-    samples = cells[chosen].double()
+    samples = cells[chosen].cpu().double()  # MPS has no float64
     samples = samples - samples.mean(dim=0)
     products = samples @ samples.T
     return products / products.norm().clamp(min=1e-30)

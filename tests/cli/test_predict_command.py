@@ -218,6 +218,16 @@ def test_partial_file_without_predictions_is_replaced(shell: Shell, left: bytes)
     assert len(lines(Path("predictions.jsonl").read_text())) == 12
 
 
+@pytest.mark.parametrize("byte", [b"\xff", b"\n", b"}"])
+def test_damaged_line_of_a_partial_file_is_predicted_again(shell: Shell, interrupt: Interrupter, byte: bytes) -> None:
+    interrupt("run", "predictions.jsonl")
+    header, first, second = Path("predictions.jsonl.partial").read_bytes().splitlines(keepends=True)
+    Path("predictions.jsonl.partial").write_bytes(header + first + second[:9] + byte + second[9:])
+    result = shell("predict", "run", "photos", "--out", "predictions.jsonl")
+    assert "resuming after 1 of 12 images" in result.stderr
+    assert len(lines(Path("predictions.jsonl").read_text())) == 12
+
+
 @pytest.mark.parametrize("change", ["added", "removed", "renamed"])
 def test_changed_images_are_detected(shell: Shell, interrupt: Interrupter, change: str) -> None:
     assert shell("predict", "run", "photos", "--out", "done.jsonl").code == 0

@@ -160,3 +160,9 @@ def test_imagenet_photos_have_1000_classes() -> None:
     assert (len(data.first_split), len(set(data.classes)), data.classes[0]) == (1000, 1000, "tench")
     assert data.first_split.labels.tolist() == list(range(1000))
     assert os.path.getsize(DATA / "photos" / data.first_split.name(7)) == len(data.first_split.read(7))  # noqa: PTH202
+
+
+def test_file_name_that_no_system_can_have_is_named(tmp_path: Path) -> None:
+    write(tmp_path / "metadata.jsonl", '{"file_name": "\\ud800.png", "label": "a"}\n')
+    with pytest.raises(DataError, match=r"line 1: '\\ud800.png' is not valid text"):
+        open_dataset(tmp_path)

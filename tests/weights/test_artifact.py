@@ -158,15 +158,20 @@ def test_is_artifact_recognizes_incomplete_artifacts(tmp_path) -> None:
 # Contents
 
 
-def set_version(path: Path, version: int) -> None:
+def set_version(path: Path, version: int | float) -> None:
     config = json.loads((path / "config.json").read_text())
     config["vitkit"]["version"] = version
-    artifact_io.write_json(path / "config.json", config)
+    (path / "config.json").write_text(json.dumps(config).replace("Infinity", "1e999"))
     artifact_io.write_checksums(path, FILES)
 
 
 @pytest.mark.parametrize(
-    ("version", "hint"), [(FORMAT_VERSION - 1, "weights convert .* --to timm"), (FORMAT_VERSION + 1, "update vitkit")]
+    ("version", "hint"),
+    [
+        (FORMAT_VERSION - 1, "weights convert .* --to timm"),
+        (FORMAT_VERSION + 1, "update vitkit"),
+        (float("inf"), "damaged"),  # 1e999 in JSON
+    ],
 )
 def test_another_format_version_is_refused_with_a_hint(tmp_path, version, hint) -> None:
     artifact_io.write_artifact(tmp_path, make_bundle(vit()))

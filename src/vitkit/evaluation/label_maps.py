@@ -20,6 +20,7 @@ import torch
 from numpy.typing import NDArray
 
 from vitkit.core.errors import DataError, InputError
+from vitkit.core.files import read_text
 from vitkit.core.shapes import Float, Int, Tensor
 from vitkit.data.dataset import ImageSource, Subset
 from vitkit.data.layouts.files import shorten_list
@@ -166,7 +167,7 @@ def load_label_map(path: Path, *, classes: Sequence[str], labels: Sequence[str])
     Only logits of mapped classes compete, unless JSON has {"logits": "all", "classes": {…}}.
     """
     try:
-        text = path.read_text(encoding="utf-8-sig")
+        text = read_text(path)
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"{path} cannot be read: {error}", hint="pass a JSON or CSV file") from error
     parse = _parse_csv if path.suffix.lower() == ".csv" else _parse_json

@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from vitkit.core.errors import DataError, UnknownNameError, did_you_mean
+from vitkit.core.files import read_text
 from vitkit.core.shapes import Float, Tensor
 from vitkit.data.dataset import ImageSource, StoredImage
 from vitkit.data.decode import decode
@@ -237,7 +238,7 @@ def _read_json(path: Path, *, hint: str) -> Any:
 
 def _read_text(path: Path, *, hint: str) -> str:
     try:
-        return path.read_text(encoding="utf-8")
+        return read_text(path)
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise DataError(f"{path}: {reason}", hint=hint) from error

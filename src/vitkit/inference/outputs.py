@@ -132,12 +132,15 @@ class PredictionFile:
             raise DataError(f"{path} already exists, and the {' and '.join(changed)} changed since", hint=hint)
 
     def _resume(self) -> int:
-        """Return the number of complete lines and remove a truncated one; write the header of a new file."""
+        """Return the number of valid lines and remove the first that is damaged, and all after it.
+
+        Write the header of a new file.
+        """
         self.file.seek(0)
         header = self.file.readline()
         count, end = 0, len(header)
         for line in self.file:
-            if not line.endswith(b"\n"):
+            if not line.endswith(b"\n") or not _is_row(line):
                 break
             count, end = count + 1, end + len(line)
         if count:
@@ -271,6 +274,14 @@ class StoredPredictions(Sequence[ImagePrediction]):
             features=tuple(map(float, values)) if features and not error else (),
             error=error or None,
         )
+
+
+def _is_row(line: bytes) -> bool:
+    """Return whether a line is the JSON of a prediction."""
+    try:
+        return isinstance(_from_json(json.loads(line)).file, str)
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return False
 
 
 def _from_json(row: Mapping[str, Any]) -> ImagePrediction:

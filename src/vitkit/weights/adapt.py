@@ -8,6 +8,7 @@ from functools import cached_property
 from pathlib import Path
 
 from vitkit.core.errors import ConfigError
+from vitkit.core.files import read_text
 from vitkit.core.result import Result
 from vitkit.data.layouts.registry import open_dataset
 from vitkit.typing import ModelSource
@@ -76,7 +77,7 @@ def read_labels(path: Path) -> tuple[str, ...]:
     if path.is_dir() and not (path / artifact_io.LABELS).is_file():
         return _dataset_labels(path)
     try:
-        text = (path / artifact_io.LABELS if path.is_dir() else path).read_text(encoding="utf-8-sig")
+        text = read_text(path / artifact_io.LABELS if path.is_dir() else path)
     except FileNotFoundError as error:
         hint = "labels are a file with one class per line, a run, or a directory of images"
         raise ConfigError(f"{path}: no such file or directory", hint=hint) from error

@@ -232,7 +232,7 @@ def number_labels(
     try:
         labels = {split: np.array(of_split, dtype=np.int64) for split, of_split in values.items()}
     except OverflowError as error:
-        raise DataError(f"{path} has a label out of range") from error
+        raise DataError(f"{path} has a label out of range", expected=f"0…{MAX_CLASSES - 1}") from error
     return name_classes(path, labels, classes=classes), labels
 
 

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitkit.core.errors import DataError
+from vitkit.core.files import read_bytes
 from vitkit.core.pickles import GlobalName, PickleReader
 from vitkit.data.dataset import Dataset
 from vitkit.data.layouts.base import make_array_dataset, number_names
@@ -121,7 +122,7 @@ def _read_files(path: Path) -> Iterator[tuple[str, bytes]]:
         binary = list(filter(BINARY.fullmatch, files))
         # If a directory has both versions, the binary one is read.
         selected = binary if any(name.endswith(".bin") for name in binary) else filter(PYTHON.fullmatch, files)
-        yield from ((name, files[name].read_bytes()) for name in selected)
+        yield from ((name, read_bytes(files[name], max_bytes=MAX_FILE_BYTES)) for name in selected)
         return
     try:
         with (

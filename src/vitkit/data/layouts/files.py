@@ -6,9 +6,10 @@ import tarfile
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import IO, NamedTuple, cast
 
 from vitkit.core.errors import DataError
+from vitkit.core.files import read_text
 from vitkit.core.formatting import format_plural
 
 IMAGE_SUFFIXES = frozenset({
@@ -30,7 +31,9 @@ SMALL_FILE = 64 << 20
 MAX_EXPANSION = 20
 """Ratio of uncompressed to compressed size. Drawings reach 10; decompression bombs 1,000."""
 MAX_TEXT = 1 << 20
-"""Size of a file with a label."""
+"""Size of a file with a label, and of a line in a list."""
+MAX_HEADER = 1 << 20
+"""Size of a header in a tar: long names and attributes."""
 
 
 def is_image(name: str) -> bool:
@@ -113,11 +116,27 @@ def list_directory(path: Path) -> list[Path]:
 
 def read_lines(path: Path) -> Iterator[str]:
     """Return the lines of a text file that are not empty."""
+    return (line.strip() for line in read_list(path).splitlines() if line.strip())
+
+
+def read_list(path: Path) -> str:
+    """Return the text of a file of labels or names."""
     try:
-        text = path.read_text(encoding="utf-8-sig")
+        return read_text(path)
     except UnicodeDecodeError as error:
         raise DataError(f"{path} is not UTF-8", hint="save it as UTF-8") from error
-    return (line.strip() for line in text.splitlines() if line.strip())
+    except OSError as error:
+        raise DataError(f"{path}: {error.strerror}") from error
+
+
+def iterate_lines(file: IO[str], *, path: Path) -> Iterator[str]:
+    """Yield the lines of a text file; raise DataError for one that is too long to be a file name and a label."""
+    number = 1
+    while line := file.readline(MAX_TEXT + 1):
+        if len(line) > MAX_TEXT:
+            raise DataError(f"{path}, line {number} is too long", expected=f"at most {MAX_TEXT:,} characters")
+        yield line
+        number += 1
 
 
 def read_class_names(directory: Path) -> tuple[str, ...]:
@@ -268,11 +287,25 @@ def list_images(archive: Path) -> list[TarMember]:
     return sorted(member for member in list_nested_members(archive) if is_image(member.name))
 
 
+class HeaderReader:
+    """File of which tarfile reads headers, with a limit on their size; contents are skipped by seeking."""
+
+    def __init__(self, file: IO[bytes], name: str) -> None:
+        self.file, self.name = file, name
+        self.seek, self.tell = file.seek, file.tell
+
+    def read(self, size: int) -> bytes:
+        """Return the next bytes."""
+        if size > MAX_HEADER:
+            raise DataError(f"{self.name} has a header of {size:,} bytes", expected=f"at most {MAX_HEADER:,}")
+        return self.file.read(size)
+
+
 def scan_members(file: IO[bytes], start: int, end: int, *, name: str) -> Iterator[TarMember]:
     """Yield the regular files of the tar between two offsets of an open file."""
     file.seek(start)
     try:
-        with tarfile.open(fileobj=file, mode="r:") as tar:
+        with tarfile.open(fileobj=cast("IO[bytes]", HeaderReader(file, name)), mode="r:") as tar:
             while (member := tar.next()) is not None and member.offset < end:
                 tar.members = []  # type: ignore[attr-defined]  # else it keeps all of them
                 if member.name.startswith("/") or ".." in member.name.split("/"):
@@ -286,11 +319,13 @@ def scan_members(file: IO[bytes], start: int, end: int, *, name: str) -> Iterato
                 if member.issparse() or member.offset_data + member.size > end:
                     raise DataError(f"{name} is damaged at {member.name}", hint="download it again")
                 yield TarMember(member.name.removeprefix("./"), member.offset_data, member.size)
+    except DataError:
+        raise
     except (tarfile.TarError, EOFError, UnicodeError, ValueError, OverflowError, RecursionError) as error:
         raise DataError(f"{name} is not a complete tar archive: {error}", hint="download it again") from error
 
 
-def read_text(file: IO[bytes], member: TarMember, *, where: str) -> str:
+def read_member_text(file: IO[bytes], member: TarMember, *, where: str) -> str:
     """Return the content of a small text file."""
     if member.size > MAX_TEXT:
         raise DataError(f"{where}: {member.name} is too long for a label", expected=f"at most {MAX_TEXT} bytes")

@@ -2,11 +2,13 @@
 
 import csv
 import json
+import os
 import re
 import stat
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path, PurePosixPath
 
 import numpy as np
@@ -14,11 +16,14 @@ import numpy as np
 from vitkit.core.errors import DataError
 from vitkit.data.dataset import Dataset
 from vitkit.data.layouts.base import MAX_CLASSES, make_file_dataset, name_classes, number_class_names
-from vitkit.data.layouts.files import list_directory, parse_split, shorten_list
+from vitkit.data.layouts.files import iterate_lines, list_directory, parse_split, read_list, shorten_list
 
 MANIFESTS = ("metadata.csv", "metadata.jsonl", "labels.csv", "labels.jsonl", "manifest.csv", "manifest.jsonl")
 COLUMNS = ("file_name", "label", "split", "class_index")
 EXAMPLE = "file_name,label as the first line, cats/1.jpg,cat as the next"
+
+MAX_MISSING = 1_000
+"""Missing files after which no more are searched."""
 
 Values = dict[str, str | int]
 
@@ -67,7 +72,9 @@ def open_manifest(path: Path) -> Dataset:
         hint = "give the path of the manifest itself"
         raise DataError(f"{path} has {len(manifests) or 'no'} manifests", expected=expected, got=got, hint=hint)
     root = path.parent if path.is_file() else path
-    rows = [row for manifest in manifests for row in read_rows(manifest, root=root)]
+    rows = list(
+        check_row_files(chain.from_iterable(read_rows(manifest, root=root) for manifest in manifests), root=root)
+    )
     if not rows:
         raise DataError(f"{manifests[0]} lists no images", expected=EXAMPLE)
     check_rows(rows)
@@ -91,7 +98,6 @@ def make_listed_dataset(
 
     `classes` are the names by class_index, empty if these are the numbers themselves; None if rows have only labels.
     """
-    check_row_files([row for of_split in rows.values() for row in of_split], root=root)
     if classes is None:
         by_name = {split: [row.label for row in of_split] for split, of_split in rows.items()}
         classes, labels = number_class_names(path, by_name)
@@ -159,7 +165,7 @@ def parse_row(values: Values, *, directory: Path, split: str | None, where: str)
 def read_csv(manifest: Path) -> Iterator[tuple[int, Values]]:
     """Yield line numbers and values of a CSV file."""
     with manifest.open(encoding="utf-8-sig", newline="") as file:
-        reader = csv.DictReader(file, strict=True)
+        reader = csv.DictReader(iterate_lines(file, path=manifest), strict=True)
         reader.fieldnames = columns = [column.strip() for column in reader.fieldnames or ()]
         if missing := [column for column in ("file_name", "label") if column not in columns]:
             raise DataError(f"{manifest} lacks the column {missing[0]}", expected=EXAMPLE, got=",".join(columns))
@@ -173,7 +179,7 @@ def read_csv(manifest: Path) -> Iterator[tuple[int, Values]]:
 def read_jsonl(manifest: Path) -> Iterator[tuple[int, Values]]:
     """Yield line numbers and values of a file with one JSON object per line."""
     with manifest.open(encoding="utf-8-sig") as file:
-        for line, text in enumerate(file, start=1):
+        for line, text in enumerate(iterate_lines(file, path=manifest), start=1):
             if not text.strip():
                 continue
             try:
@@ -191,6 +197,10 @@ def read_jsonl(manifest: Path) -> Iterator[tuple[int, Values]]:
 
 def check_relative_path(name: str, *, where: str) -> str:
     """Return a normalized relative path; raise DataError if it could leave the directory of the dataset."""
+    try:
+        os.fsencode(name)
+    except UnicodeEncodeError as error:
+        raise DataError(f"{where}: {name!r} is not valid text", hint="write file names as UTF-8") from error
     path = PurePosixPath(name)
     if path.is_absolute() or ".." in path.parts or re.search(r"[\\\0\n\r]|^[A-Za-z]:", name) or not path.parts:
         raise DataError(
@@ -211,12 +221,14 @@ def check_rows(rows: Sequence[ManifestRow]) -> None:
             raise DataError(f"{row.where} repeats {row.file_name} of {first[row.file_name].where}")
 
 
-def check_row_files(rows: Sequence[ManifestRow], *, root: Path) -> None:
-    """Raise DataError for files that do not exist, and for links to files outside of the directory."""
+def check_row_files(rows: Iterable[ManifestRow], *, root: Path) -> Iterator[ManifestRow]:
+    """Yield the rows; raise DataError for files that do not exist, and for links to files outside of the directory."""
     resolved_root = root.resolve()
     parents: dict[Path, Path] = {}
-    missing = []
+    missing: list[ManifestRow] = []
+    count = 0
     for row in rows:
+        count += 1
         path = root / row.file_name
         try:
             parent = parents.get(path.parent) or parents.setdefault(path.parent, path.parent.resolve(strict=True))
@@ -225,13 +237,18 @@ def check_row_files(rows: Sequence[ManifestRow], *, root: Path) -> None:
             is_regular = resolved.is_file() if stat.S_ISLNK(mode) else stat.S_ISREG(mode)
         except (OSError, RuntimeError):  # RuntimeError: a link to itself
             missing.append(row)
+            if len(missing) == MAX_MISSING:
+                break
             continue
         if not resolved.is_relative_to(resolved_root):
             raise DataError(f"{row.where}: {row.file_name} is a link to a file outside of {root}")
         if not is_regular:
             raise DataError(f"{row.where}: {row.file_name} is not a file")
+        yield row
     if missing:
-        got = f"{len(missing)} of {len(rows)} files missing: {shorten_list([row.file_name for row in missing])}"
+        first = " the first" if len(missing) == MAX_MISSING else ""
+        names = shorten_list([row.file_name for row in missing])
+        got = f"{len(missing)} of{first} {count} files missing: {names}"
         hint = "file names are relative to the directory of the manifest"
         raise DataError(f"{missing[0].where}: no file {missing[0].file_name}", got=got, hint=hint)
 
@@ -260,18 +277,14 @@ def open_vtab(path: Path) -> Dataset:
     if "train" not in lists:
         expected = ", ".join((*VTAB_LISTS.values(), ALL_EXAMPLES))
         raise DataError(f"{path} has no {VTAB_LISTS['train']}", expected=expected)
-    rows = {split: read_vtab_list(file) for split, file in lists.items()}
+    rows = {split: list(check_row_files(read_vtab_list(file), root=path)) for split, file in lists.items()}
     return make_listed_dataset(path, rows, layout="VTAB-1k task", root=path, classes=())
 
 
 def read_vtab_list(path: Path) -> list[ManifestRow]:
     """Read lines of a path, which may contain spaces, and a label."""
     rows: list[ManifestRow] = []
-    try:
-        text = path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise DataError(f"{path} cannot be read: {error}", hint="save it as UTF-8") from error
-    for number, line in enumerate(text.splitlines(), start=1):
+    for number, line in enumerate(read_list(path).splitlines(), start=1):
         if not line.strip():
             continue
         where = f"{path}, line {number}"

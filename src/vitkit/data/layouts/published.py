@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitkit.core.errors import DataError
+from vitkit.core.files import read_bytes
 from vitkit.data.dataset import Dataset, ImageSource
 from vitkit.data.layouts.base import (
     ArchiveSource,
@@ -283,7 +284,11 @@ def read_matlab_row(path: Path, key: str) -> NDArray[np.int64]:
     """Return one array of a .mat file."""
     if not path.is_file():
         raise DataError(f"{path} does not exist", hint="download imagelabels.mat and setid.mat next to the folder jpg")
-    arrays = read_matlab(path.read_bytes(), where=str(path))
+    try:
+        content = read_bytes(path, max_bytes=MAX_MATLAB_BYTES)
+    except OSError as error:
+        raise DataError(f"{path}: {error.strerror}") from error
+    arrays = read_matlab(content, where=str(path))
     if key not in arrays:
         raise DataError(f"{path} has no {key}", got=shorten_list(sorted(arrays)) or "no arrays")
     return arrays[key]

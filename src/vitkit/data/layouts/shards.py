@@ -38,7 +38,7 @@ from vitkit.data.layouts.files import (
     list_members,
     list_nested_members,
     read_class_names,
-    read_text,
+    read_member_text,
     shorten_list,
 )
 
@@ -136,7 +136,7 @@ def split_key(name: str) -> tuple[str, str]:
 
 def read_label(file: IO[bytes], member: TarMember, *, archive: Path) -> str | int | None:
     """Return the label in a .cls or .json file; None if the JSON has none."""
-    text, where = read_text(file, member, where=str(archive)), f"{archive}: {member.name}"
+    text, where = read_member_text(file, member, where=str(archive)), f"{archive}: {member.name}"
     value: object = text.strip()
     if member.name.lower().endswith(".json"):
         try:
@@ -329,13 +329,15 @@ def read_shard(shard: Path, *, previous: Columns | None) -> tuple[Columns, list[
         if columns.label is None:
             return columns, rows, [None] * sum(rows)
         labels = file.read(columns=[columns.label], use_threads=False).column(0)
+        types, dtype = import_pyarrow("pyarrow.types"), labels.type
+        dtype = dtype.value_type if types.is_dictionary(dtype) else dtype
+        if not (types.is_integer(dtype) or types.is_string(dtype) or types.is_large_string(dtype)):
+            raise DataError(f"{shard}: {columns.label}", expected="integers or strings", got=str(dtype))
         if len(labels) and labels.nbytes > MAX_TEXT + MAX_LABEL_BYTES * len(labels):
             raise DataError(f"{shard}: {columns.label} has strings that are too long for a label")
         labels = labels.to_pylist()
     if None in labels:
         raise DataError(f"{shard}, row {labels.index(None)} has no {columns.label}")
-    if not all(type(label) in (int, str) for label in labels):
-        raise DataError(f"{shard}: {columns.label}", expected="integers or strings", got=type(labels[0]).__name__)
     return columns, rows, labels
 
 
@@ -365,6 +367,10 @@ def find_columns(schema: Any, *, shard: Path) -> Columns:
     image = next((name for name in (*IMAGE_COLUMNS, *images) if name in names), None)
     if image is None:
         raise DataError(f"{shard} has no column of images", expected=", ".join(IMAGE_COLUMNS), got=shorten_list(names))
+    label = next((name for name in (*LABEL_COLUMNS, *labels) if name in names), None)
+    if repeated := [name for name in (image, label) if names.count(name) > 1]:
+        hint = "rename or remove all but one"
+        raise DataError(f"{shard} has {names.count(repeated[0])} columns called {repeated[0]}", hint=hint)
     types = import_pyarrow("pyarrow.types")
     dtype = schema.field(image).type
     if types.is_struct(dtype):
@@ -373,7 +379,6 @@ def find_columns(schema: Any, *, shard: Path) -> Columns:
         dtype = dtype.value_type
     if not (types.is_binary(dtype) or types.is_large_binary(dtype)):
         raise DataError(f"{shard}: {image} holds no images", expected="bytes, or a struct with bytes", got=str(dtype))
-    label = next((name for name in (*LABEL_COLUMNS, *labels) if name in names), None)
     class_names = features.get(label or "", {}).get("names")
     classes = tuple(map(str, class_names)) if isinstance(class_names, list) else ()
     return Columns(image=image, label=label, classes=classes)

@@ -160,7 +160,7 @@ def test_pretraining_matches_table_3(row: str):
     run = find_recipe(name).make()
     assert (run.model.name, run.model.image_size) == (model, 224)
     schedule, optimizer = run.schedule, run.optimizer
-    assert (schedule.batch_size, schedule.warmup_steps, schedule.accumulate) == (4096, 10_000, 1)
+    assert (schedule.batch_size, schedule.warmup_steps, schedule.accumulate) == (4096, 10_000, "auto")
     assert (schedule.epochs, schedule.lr, schedule.decay) == (float(epochs), float(lr), decay)
     assert schedule.end_lr == float(end_lr)
     assert (optimizer.name, optimizer.beta1, optimizer.beta2) == ("adam", 0.9, 0.999)

@@ -54,6 +54,10 @@ def with_muon(config: RunConfig) -> RunConfig:
     return replace(config, optimizer=OptimizerConfig(name="muon"), schedule=replace(config.schedule, lr=0.02))
 
 
+def with_fp16(config: RunConfig) -> RunConfig:
+    return replace(config, parallel=replace(config.parallel, precision="fp16"))
+
+
 def with_lora(config: RunConfig) -> RunConfig:
     return replace(config, optimizer=replace(config.optimizer, trainable="lora", lora_rank=2))
 
@@ -78,6 +82,10 @@ def ran(launcher: Launcher, tmp_path_factory) -> Iterator[Path]:
             ("fsdp2-muon", with_muon(FSDP2), None),
             ("muon-stopped", with_muon(FSDP2), 3),
             ("muon-stopped", with_muon(FSDP2), None),
+            ("ddp-fp16", with_fp16(DDP), None),
+            ("fsdp2-fp16", with_fp16(FSDP2), None),
+            ("fp16-stopped", with_fp16(FSDP2), 3),
+            ("fp16-stopped", with_fp16(FSDP2), None),
             ("ddp-lora", with_lora(DDP), None),
             ("fsdp2-lora", with_lora(FSDP2), None),
             ("then-one", FSDP2, 3),
@@ -134,6 +142,12 @@ def test_muon_learns_the_same(ran, name) -> None:
 
 def test_resumed_muon_on_two_ranks_is_bit_exact(ran) -> None:
     assert difference(ran / "fsdp2-muon", ran / "muon-stopped") == 0.0
+
+
+def test_fp16_with_a_scaled_loss_on_two_ranks(ran) -> None:
+    for name in ("ddp-fp16", "fsdp2-fp16"):
+        assert difference(ran / "alone", ran / name) < 5e-3  # of fp16 itself
+    assert difference(ran / "fsdp2-fp16", ran / "fp16-stopped") == 0.0
 
 
 @pytest.mark.parametrize("name", ["then-one", "then-two", "then-four"])

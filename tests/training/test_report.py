@@ -144,6 +144,12 @@ def test_charts_are_made_from_the_log():
     assert rate.series[0].values == (0.1,)
 
 
+def test_config_has_the_resolved_machine_settings(runs):
+    text = (runs / "first" / "config.toml").read_text(encoding="utf-8")
+    assert 'precision = "fp32"' in text
+    assert "accumulate = 1" in text
+
+
 def test_results_of_many_classes_take_little_space(tmp_path):
     """A dense confusion matrix of 10,000 classes took 1,050 MB in summary.json."""
     labels, run_dir = tuple(map(str, range(10_000))), RunDir(tmp_path)

@@ -2,7 +2,7 @@
 
 import os
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass
 from typing import Literal, Protocol, TypeVar, runtime_checkable
@@ -19,6 +19,9 @@ from vitkit.model.vit import ViT
 from vitkit.zoo.registry import Model
 
 Precision = Literal["fp32", "bf16", "int8"]
+TrainingPrecision = Literal["fp32", "bf16", "fp16"]
+TRAINING_DTYPES: Mapping[str, torch.dtype | None] = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
+"""Type of autocast by precision of training."""
 PRECISIONS: tuple[Precision, ...] = ("fp32", "bf16", "int8")
 CPU = torch.device("cpu")
 WARMUP_BATCHES = 8
@@ -80,6 +83,13 @@ def resolve_device(name: str | torch.device, *, local_rank: int = 0) -> torch.de
         return torch.empty(0, device=name).device
     except (RuntimeError, AssertionError) as error:
         raise ConfigError(f"this machine has no device {name}", hint="vitkit doctor lists the devices") from error
+
+
+def choose_training_precision(device: torch.device) -> TrainingPrecision:
+    """Return what `parallel.precision=auto` is: bf16 on GPUs that have it, fp16 on older ones, fp32 elsewhere."""
+    if device.type != "cuda":
+        return "fp32"
+    return "bf16" if torch.cuda.get_device_capability(device) >= (8, 0) else "fp16"
 
 
 @dataclass(kw_only=True, eq=False)

@@ -24,21 +24,25 @@ BF16_TOLERANCE = 0.15
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceInfo:
-    """A device of torch, by the name that `--device` takes."""
+    """A device of torch, by the name that `--device` takes.
+
+    `slowdowns` are the times of a matrix product by precision, relative to fp32; `precision` is what training uses.
+    """
 
     device: str
     name: str
     memory_bytes: int | None
+    precision: str
+    slowdowns: dict[str, float]
 
 
 @dataclass(frozen=True, kw_only=True)
 class TorchInfo:
-    """torch's settings and devices; `bf16_slowdown` is the time of a bf16 matrix product relative to fp32."""
+    """torch's settings and devices."""
 
     threads: int
     interop_threads: int
     cpu_capability: str
-    bf16_slowdown: float
     devices: list[DeviceInfo]
 
 
@@ -184,27 +188,56 @@ def try_import(name: str) -> LibraryInfo:
 
 
 def read_torch(cpu: CpuInfo, memory: MemoryInfo) -> TorchInfo:
-    """Return torch's settings and devices, the fastest kind of device first, and measure bf16."""
+    """Return torch's settings and devices, the fastest kind of device first, and measure their precisions."""
     import torch  # noqa: PLC0415
 
     cards = map(torch.cuda.get_device_properties, range(torch.cuda.device_count()))
     devices = [(f"cuda:{index}", card.name, card.total_memory) for index, card in enumerate(cards)]
     devices += [("mps", cpu.name, memory.total_bytes)] if torch.backends.mps.is_available() else []
     devices += [("cpu", cpu.name, memory.total_bytes)]
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # less sensitive to other load
-    try:
-        single, half = torch.ones(512, 512), torch.ones(512, 512, dtype=torch.bfloat16)
-        slowdown = _best_time(lambda: half @ half) / _best_time(lambda: single @ single)
-    finally:
-        torch.set_num_threads(threads)
+    from vitkit.inference.engine import choose_training_precision  # noqa: PLC0415
+
     return TorchInfo(
-        threads=threads,
+        threads=torch.get_num_threads(),
         interop_threads=torch.get_num_interop_threads(),
         cpu_capability=torch.backends.cpu.get_cpu_capability(),
-        bf16_slowdown=round(slowdown, 2),
-        devices=[DeviceInfo(device=device, name=name, memory_bytes=size) for device, name, size in devices],
+        devices=[
+            DeviceInfo(
+                device=device,
+                name=name,
+                memory_bytes=size,
+                precision=choose_training_precision(torch.device(device)),
+                slowdowns=measure_slowdowns(device),
+            )
+            for device, name, size in devices
+        ],
     )
+
+
+def measure_slowdowns(device: str) -> dict[str, float]:
+    """Measure the time of a matrix product on a device in each precision for training, relative to fp32."""
+    import torch  # noqa: PLC0415
+
+    kind = device.partition(":")[0]
+    synchronize = {"cuda": lambda: torch.cuda.synchronize(device), "mps": torch.mps.synchronize}.get(kind, lambda: None)
+    side = 512 if kind == "cpu" else 4096
+    before, threads = torch.get_float32_matmul_precision(), torch.get_num_threads()
+
+    def measure(dtype: "torch.dtype", *, matmul_precision: str = "highest") -> float:
+        torch.set_float32_matmul_precision(matmul_precision)
+        matrix = torch.ones(side, side, dtype=dtype, device=device)
+        return _best_time(lambda: (matrix @ matrix, synchronize()))
+
+    torch.set_num_threads(1)  # less sensitive to other load
+    try:
+        fp32 = measure(torch.float32)
+        times = {"tf32": measure(torch.float32, matmul_precision="high")} if kind == "cuda" else {}
+        times |= {"bf16": measure(torch.bfloat16)}
+        times |= {} if kind == "cpu" else {"fp16": measure(torch.float16)}
+    finally:
+        torch.set_num_threads(threads)
+        torch.set_float32_matmul_precision(before)
+    return {name: round(seconds / fp32, 2) for name, seconds in times.items()}
 
 
 def _best_time(action: Callable[[], object], *, seconds: float = 0.3) -> float:
@@ -225,10 +258,11 @@ def advise(versions: dict[str, str | None], cpu: CpuInfo, torch: TorchInfo | Non
         advice["packages"] = f"not installed: {', '.join(missing)}; run pip install vitkit"
     if torch is None:
         return {**advice, "torch": "torch does not work; reinstall it: https://pytorch.org/get-started/locally"}
-    if torch.bf16_slowdown > 1 + BF16_TOLERANCE:
-        advice["bf16"] = f"bf16 is {torch.bf16_slowdown:.1f}× slower than fp32 here: train and predict in fp32"
-    elif torch.bf16_slowdown < 1 - BF16_TOLERANCE:
-        advice["bf16"] = f"bf16 is {1 / torch.bf16_slowdown:.1f}× faster than fp32 here: try it on the CPU"
+    slowdown = torch.devices[-1].slowdowns["bf16"]  # the CPU's
+    if slowdown > 1 + BF16_TOLERANCE:
+        advice["bf16"] = f"bf16 is {slowdown:.1f}× slower than fp32 on this CPU: train and predict in fp32 on it"
+    elif slowdown < 1 - BF16_TOLERANCE:
+        advice["bf16"] = f"bf16 is {1 / slowdown:.1f}× faster than fp32 on this CPU: try it"
     if torch.threads > cpu.usable_cores:
         load = f"{torch.threads} threads on {cpu.usable_cores} usable cores"
         advice["threads"] = f"torch runs {load}: set OMP_NUM_THREADS={cpu.usable_cores}"

@@ -158,6 +158,7 @@ def build_trainer(
             parameters=dict(model.named_parameters()),
             optimizer=build_optimizer(trainable, config.optimizer, depth=depth),
             ema=None if ema_decay is None else EMA.of(trainable, ema_decay),
+            scaler=torch.amp.GradScaler(ranks.device.type) if config.parallel.precision == "fp16" else None,
         ),
         ranks=ranks,
         preprocessing=preprocessing,

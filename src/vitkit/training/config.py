@@ -105,10 +105,15 @@ class DataConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class ScheduleConfig:
-    """Length, batch size and learning-rate schedule: linear warm-up over `warmup_steps`, then decay to `end_lr`."""
+    """Length, batch size and learning-rate schedule: linear warm-up over `warmup_steps`, then decay to `end_lr`.
+
+    Args:
+        accumulate: Micro-batches into which a rank divides its part of a batch; "auto" is as few as fit into the free
+            memory of a GPU, and 1 on other devices. A resumed run keeps the number.
+    """
 
     batch_size: int = 128
-    accumulate: int = 1
+    accumulate: int | Literal["auto"] = "auto"
     epochs: float | None = 10.0
     steps: int | None = None
     lr: float = 1e-3
@@ -117,7 +122,8 @@ class ScheduleConfig:
     end_lr: float = 0.0
 
     def __post_init__(self) -> None:
-        for name in ("batch_size", "accumulate", "lr"):
+        check_positive("schedule.accumulate", self.micro_batches)
+        for name in ("batch_size", "lr"):
             check_positive(f"schedule.{name}", getattr(self, name))
         for name in ("lr", "end_lr"):
             if not 0 <= getattr(self, name) < float("inf"):
@@ -131,6 +137,11 @@ class ScheduleConfig:
         length = self.steps if self.epochs is None else self.epochs
         check_positive("schedule.steps" if self.epochs is None else "schedule.epochs", length or 0)
         check_not_negative("schedule.warmup_steps", self.warmup_steps)
+
+    @property
+    def micro_batches(self) -> int:
+        """Return the number of micro-batches; 1 as long as it is not determined."""
+        return 1 if self.accumulate == "auto" else self.accumulate
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -181,13 +192,15 @@ class ParallelConfig:
 
     Args:
         mode: "auto" is DDP under torchrun and a single process otherwise.
+        precision: "auto" is bf16 on GPUs of compute capability 8 and higher, fp16 on older ones, and fp32 elsewhere.
+            A resumed run keeps the precision.
         timeout: Seconds after which a rank stops waiting for the others.
         threads: Threads of each process; None is PyTorch's default.
     """
 
     mode: Literal["auto", "ddp", "fsdp2"] = "auto"
     device: str = "auto"
-    precision: Literal["fp32", "bf16"] = "fp32"
+    precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
     compile: bool = False
     activation_checkpointing: bool = False
     timeout: float = 600.0

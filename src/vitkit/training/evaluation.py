@@ -14,7 +14,7 @@ from vitkit.evaluation.logits import pad_to_equal_batches, sum_metrics
 from vitkit.objectives.base import EVALUATION_USE, PerImageRNG, Reconstruction, SelfSupervised
 from vitkit.training.loop import Evaluator
 from vitkit.training.run_dir import RunContext
-from vitkit.training.trainer import Trainer, autocast
+from vitkit.training.trainer import Trainer, autocast, autocast_dtype
 
 NUM_RECONSTRUCTIONS = 8
 """Number of images whose reconstructions are drawn at every evaluation."""
@@ -55,7 +55,7 @@ def make_accuracy_evaluator(trainer: Trainer, source: ImageSource, *, workers: i
                 preprocessing=trainer.preprocessing,
                 device=ranks.device,
                 rounds=rounds,
-                autocast=torch.bfloat16 if config.parallel.precision == "bf16" else None,
+                autocast=autocast_dtype(config),
                 stop=stop,
             )
         loss, first, five, count = ranks.all_reduce_sum([sums.loss, sums.top1, sums.top5, sums.count])
@@ -140,7 +140,7 @@ def reconstruct(trainer: Trainer, objective: "SelfSupervised[object]", source: I
 def plan_batches(trainer: Trainer, images: int) -> tuple[int, int]:
     """Return the batch size of a rank, and the largest number of batches that a rank has."""
     schedule, ranks = trainer.config.schedule, trainer.ranks.world_size
-    batch_size = max(1, schedule.batch_size // (ranks * schedule.accumulate))
+    batch_size = max(1, schedule.batch_size // (ranks * schedule.micro_batches))
     return batch_size, -(-images // (batch_size * ranks))
 
 

@@ -7,7 +7,7 @@ tries rates on a part of the training images and trains with the best one on all
 import json
 import math
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
@@ -41,6 +41,7 @@ from vitkit.training.data import RunData, open_run_data
 from vitkit.training.distributed import Ranks, join_ranks, run_on_main
 from vitkit.training.evaluation import make_evaluator
 from vitkit.training.finalize import finalize_run
+from vitkit.training.fit import explain_out_of_memory, resolve_accumulate, resolve_precision, tf32_products
 from vitkit.training.loop import Intervals, TrainingLoop
 from vitkit.training.run_dir import (
     TRIALS_DIR,
@@ -57,6 +58,7 @@ from vitkit.weights.artifact import write_json
 from vitkit.weights.bundle import ModelBundle
 from vitkit.weights.run_checkpoint import write_description
 from vitkit.zoo.registry import create
+from vitkit.zoo.variants import ModelConfig
 
 MAX_EVALUATIONS = 20
 """Maximal number of evaluations of a run that does not set evaluation.every."""
@@ -99,11 +101,11 @@ def run_training(
     `dataset` is the one that the configuration names, if it is in memory. `decisions` are stored with a new run.
     """
     run_dir = RunDir(Path(out))
-    with (
-        explain_io_errors(run_dir),
-        join_ranks(config.parallel) as ranks,
-        claim_run_dir(run_dir, config, ranks=ranks, decisions=decisions),
-    ):
+    with ExitStack() as stack:
+        stack.enter_context(explain_io_errors(run_dir))
+        ranks = stack.enter_context(join_ranks(config.parallel))
+        config = resolve_precision(config, run_dir, ranks)
+        stack.enter_context(claim_run_dir(run_dir, config, ranks=ranks, decisions=decisions))
         if (summary := run_dir.read_summary()) is not None:
             return RunResult(run_dir, summary, already_finished=True)
         context = RunContext(
@@ -135,9 +137,12 @@ def complete_run(context: RunContext) -> dict[str, object]:
 
     labels = data.classes if config.objective.needs_labels else ()
     model_config = resolve_model_config(config, num_classes=len(labels), pretrained=pretrained)
+    context = with_accumulate(context, model_config)
+    config = context.config
     preprocessing = resolve_preprocessing(config, model_config, pretrained)
     name, size = model_name(config, model_config, pretrained), format_size(model_config.image_size)
-    model = build_model(config, model_config, pretrained=pretrained, ranks=ranks, callback=callback)
+    with explain_out_of_memory(config, ranks):
+        model = build_model(config, model_config, pretrained=pretrained, ranks=ranks, callback=callback)
     parameters = sum(parameter.numel() for parameter in model.parameters())
     callback.on_message(f"{name}: {parameters:,} parameters, images of {size} pixels, {intervals.total_steps:,} steps")
     trainer = build_trainer(
@@ -151,7 +156,8 @@ def complete_run(context: RunContext) -> dict[str, object]:
     )
     bundle = ModelBundle(name=name, config=model_config, state={}, preprocessing=preprocessing, labels=labels)
     run_on_main(ranks, lambda _: write_description(context.run_dir.path, bundle))
-    run_loop(context, trainer, data, intervals)
+    with explain_out_of_memory(config, ranks), tf32_products(config, ranks):
+        run_loop(context, trainer, data, intervals)
 
     weights, wrapper = final_weights(trainer, model)
     bundle = replace(bundle, state=weights)
@@ -159,6 +165,16 @@ def complete_run(context: RunContext) -> dict[str, object]:
         ranks, lambda heartbeat: finalize_run(context, bundle, data, wrapper=wrapper, heartbeat=heartbeat)
     )
     return summary or {}
+
+
+def with_accumulate(context: RunContext, model: ModelConfig) -> RunContext:
+    """Determine the number of micro-batches and write it to config.toml, so that a resumed run keeps it."""
+    config, reason = resolve_accumulate(context.config, model, context.ranks)
+    if config != context.config:
+        run_on_main(context.ranks, lambda _: context.run_dir.write_config(config))
+    if reason:
+        context.callback.on_message(reason)
+    return replace(context, config=config)
 
 
 def run_loop(context: RunContext, trainer: Trainer, data: RunData, intervals: Intervals) -> None:
@@ -222,7 +238,7 @@ def check_config(config: RunConfig, *, pretrained: ModelBundle | None, teacher: 
         raise ConfigError(
             "model.shrink needs initial weights", expected="model.init, or model.shrink=1", got=config.model.shrink
         )
-    BatchShard(batch_size=schedule.batch_size, world_size=ranks.world_size, accumulate=schedule.accumulate)
+    BatchShard(batch_size=schedule.batch_size, world_size=ranks.world_size, accumulate=schedule.micro_batches)
     num_classes = 0 if not config.objective.needs_labels else pretrained.config.num_classes if pretrained else 2
     model_config = resolve_model_config(config, num_classes=num_classes, pretrained=pretrained)
     preprocessing = resolve_preprocessing(config, model_config, pretrained)
@@ -256,7 +272,10 @@ def open_training_batches(trainer: Trainer, source: ImageSource, *, workers: int
         source,
         start=SamplerState(trainer.config.seed, 0, 0).advance(images, size=len(source)),
         shard=BatchShard(
-            batch_size=schedule.batch_size, rank=ranks.rank, world_size=ranks.world_size, accumulate=schedule.accumulate
+            batch_size=schedule.batch_size,
+            rank=ranks.rank,
+            world_size=ranks.world_size,
+            accumulate=schedule.micro_batches,
         ),
         preprocessing=trainer.preprocessing,
         augment=trainer.config.augment,

@@ -119,6 +119,10 @@ class RunDir:
             )
         if decisions:
             write_text(self.decisions, json.dumps(decisions, indent=2) + "\n")
+        self.write_config(config)
+
+    def write_config(self, config: RunConfig) -> None:
+        """Write the configuration with the format version."""
         write_text(self.config, f"{VERSION_LINE}{FORMAT_VERSION}\n\n{to_toml(config)}")
 
     def find_other_files(self) -> list[str]:
@@ -172,7 +176,7 @@ def reproducibility_key(config: RunConfig) -> RunConfig:
         config,
         data=replace(config.data, workers=DataConfig().workers),
         optimizer=replace(config.optimizer, max_skipped=OptimizerConfig().max_skipped),
-        schedule=replace(config.schedule, accumulate=1),
+        schedule=replace(config.schedule, accumulate="auto"),
         parallel=ParallelConfig(precision=config.parallel.precision),
         checkpoint=CheckpointConfig(),
         logging=LoggingConfig(log_every=config.logging.log_every),
@@ -181,7 +185,12 @@ def reproducibility_key(config: RunConfig) -> RunConfig:
 
 
 def find_difference(old: RunConfig, new: RunConfig) -> tuple[str, object, object] | None:
-    """Return the first setting that decides the result and differs, with both values; None if all are equal."""
+    """Return the first setting that decides the result and differs, with both values; None if all are equal.
+
+    A new precision `auto` is that of the old run.
+    """
+    if new.parallel.precision == "auto":
+        new = replace(new, parallel=replace(new.parallel, precision=old.parallel.precision))
     values = [flatten_settings(to_mapping(reproducibility_key(config))) for config in (old, new)]
     for key in values[0] | values[1]:
         before, after = (each.get(key) for each in values)

@@ -14,6 +14,7 @@ from vitkit.zoo.variants import ModelConfig, Variant
 
 if TYPE_CHECKING:
     import matplotlib.figure
+    import torch
     from torch import Tensor
 
 TRAINING_FACTOR = 3
@@ -118,7 +119,7 @@ def count_cost(
         settings=tuple(format_settings(settings or {})),
         image_size=config.image_size,
         num_classes=config.num_classes,
-        parameters=sum(parameter.numel() for parameter in create(config, device="meta").parameters()),
+        parameters=count_parameters(config),
         parts=count_forward_flops(config),
         activation_bytes=count_activation_bytes(config),
         images=images,
@@ -127,8 +128,24 @@ def count_cost(
     )
 
 
-def count_activation_bytes(config: ModelConfig) -> int:
-    """Count what autograd saves for the backward pass of one image, with tensors that have no data."""
+def count_parameters(config: ModelConfig) -> int:
+    """Count the parameters of a model without allocating it."""
+    return sum(parameter.numel() for parameter in create(config, device="meta").parameters())
+
+
+def count_activation_bytes(config: ModelConfig, *, autocast: "torch.dtype | None" = None) -> int:
+    """Count what autograd saves for the backward pass of one image, with tensors that have no data.
+
+    With `autocast`, the forward pass is in that type; the casts of the weights, which all images share, do not count.
+    """
+    if autocast is None:
+        return _count_saved_bytes(config, images=1, autocast=None)
+    return _count_saved_bytes(config, images=2, autocast=autocast) - _count_saved_bytes(
+        config, images=1, autocast=autocast
+    )
+
+
+def _count_saved_bytes(config: ModelConfig, *, images: int, autocast: "torch.dtype | None") -> int:
     import torch
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.autograd.graph import saved_tensors_hooks
@@ -144,9 +161,12 @@ def count_activation_bytes(config: ModelConfig) -> int:
     with FakeTensorMode():
         originals = model.named_parameters()
         parameters = {name: torch.empty(each.shape, requires_grad=each.requires_grad) for name, each in originals}
-        images = torch.empty(1, config.channels, *pair(config.image_size))
-        with saved_tensors_hooks(record, lambda tensor: tensor):
-            functional_call(model, parameters, (images,))
+        batch = torch.empty(images, config.channels, *pair(config.image_size))
+        with (
+            saved_tensors_hooks(record, lambda tensor: tensor),
+            torch.autocast("cpu", dtype=autocast, enabled=autocast is not None),
+        ):
+            functional_call(model, parameters, (batch,))
     for parameter in parameters.values():
         saved.pop(parameter.untyped_storage()._cdata, None)
     return sum(tensor.untyped_storage().nbytes() for tensor in saved.values())

@@ -10,6 +10,7 @@ from cli.tiny_runs import Shell, photos
 from PIL import Image
 
 import vitkit
+from vitkit.api import progress
 from vitkit.cli.main import main
 
 CLASSES = ["<script>alert(1)</script>", "cat", "dog\x1b[31m", "owl"]
@@ -142,6 +143,14 @@ def test_batch_size_and_workers_do_not_matter(shell):
     other = shell("eval", "run", "photos", "--workers", "1", "--batch-size", "5", "--json").json
     assert other["confusion"] == usual["confusion"]
     assert other["nll"] == pytest.approx(usual["nll"], abs=1e-5)  # sums of other sizes round otherwise
+
+
+def test_json_comes_with_progress_on_stderr(shell, monkeypatch):
+    monkeypatch.setattr(progress, "SECONDS_BETWEEN_LINES", -1.0)  # a line for every batch
+    result = shell("eval", "run", "photos", "--workers", "0", "--batch-size", "2", "--json")
+    assert result.json["count"] == 4
+    assert "evaluating: 2/4" in result.stderr
+    assert "evaluating: 4/4" in result.stderr
 
 
 def test_gray_images_are_evaluated(shell):

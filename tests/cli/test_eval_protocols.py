@@ -79,7 +79,10 @@ def test_imagenet_v2_folders_are_numbers(shell):
     trap = {f"{name}/a.png": path for path, name in enumerate(sorted(map(str, NUMBERS)))}
     model_that_says(trap, "imagenetv2")
     assert evaluate(shell, "imagenetv2", "--label-map", "imagenet-v2")["top1"] == pytest.approx(2 / 12)  # 0 and 1
-    assert "does not have the class 0" in shell("eval", "model", "imagenetv2").errors[0]
+    unmapped = shell("eval", "model", "imagenetv2")
+    assert "does not have the class 0" in unmapped.errors[0]
+    assert unmapped.hints[0].endswith("use --label-map imagenet")
+    assert evaluate(shell, "imagenetv2", "--label-map", "imagenet")["count"] == 12
 
 
 def test_imagenet_a_uses_only_its_classes(shell):

@@ -63,7 +63,7 @@ def prepare(protocol: Protocol, source: ImageSource, *, bundle: ModelBundle, pat
     label_map = choose_label_map(protocol, source=source, labels=bundle.labels, path=path)
     covered, left_out = (source, 0) if label_map is None else label_map.restrict(source)
     if label_map is None:
-        class_indices(bundle, source)
+        check_classes(bundle, source)
     elif not len(covered):
         raise DataError(
             f"the label map {label_map.name} has none of the classes of these images",
@@ -78,6 +78,19 @@ def prepare(protocol: Protocol, source: ImageSource, *, bundle: ModelBundle, pat
         validation_numbers(source)
         real = read_real_labels(protocol.real)
     return PreparedData(source=covered, label_map=label_map, real=real, left_out=left_out)
+
+
+def check_classes(bundle: ModelBundle, source: ImageSource) -> None:
+    """Raise DataError if the model lacks a class of a source; name the label map that would map ImageNet's classes."""
+    try:
+        class_indices(bundle, source)
+    except DataError as error:
+        try:
+            published_label_map("imagenet", classes=source.classes, labels=bundle.labels)
+        except DataError:
+            raise error from None
+        hint = "these look like ImageNet's classes by number, and the model has their names: use --label-map imagenet"
+        raise DataError(error.summary, hint=hint) from error
 
 
 def choose_label_map(

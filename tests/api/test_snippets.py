@@ -4,6 +4,7 @@ Runs of the fixtures are Ti/16 at 32 pixels, so that all snippets together take 
 """
 
 import contextlib
+import itertools
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -18,6 +19,7 @@ import torch
 from torch.nn import functional as F
 
 import vitkit
+import vitkit.api.training
 
 NAMES = ("ants", "bees", "cats")
 
@@ -173,6 +175,14 @@ def test_18_preprocess_takes_any_image(m) -> None:
 
 def test_19_transforms(m) -> None:
     assert m.transforms(train=True)(PIL.Image.open("cat.jpg")).shape == (3, 224, 224)
+
+
+def test_20_train_within_minutes(monkeypatch):
+    ticks = itertools.count()
+    monkeypatch.setattr(vitkit.api.training, "budget_clock", lambda: 3.0 * next(ticks))
+    run = vitkit.train("photos/", minutes=0.5, progress=False)
+    assert run.metrics.accuracy == run.metrics.top1
+    assert run.to_dict()["selection"]["tried"][0]["name"] == "probe-embedded-64"
 
 
 def test_21_predict_with_run(run) -> None:

@@ -378,7 +378,6 @@ def test_corrected_command_can_use_the_same_directory(directory, shell):
     ("arguments", "names", "cure"),
     [
         (["train"], "missing argument 'DATA|RECIPE|FILE.toml'", "vitkit train --help"),
-        (["train", "photos"], "missing option '--out'", "vitkit train --help"),
         (["train", "photos", "--otu", "new"], "no such option '--otu'", "did you mean --out?"),
         (["finetune", "run"], "missing argument 'DATA'", "vitkit finetune --help"),
         (["eval", "run"], "missing argument 'DATA'", "vitkit eval --help"),

@@ -18,6 +18,7 @@ import torch
 from PIL import Image
 
 import vitkit
+import vitkit.training.auto
 import vitkit.training.run
 from vitkit.api.plans import plan_finetuning, plan_training
 from vitkit.cli import finetune, train
@@ -42,6 +43,7 @@ from vitkit.model.config import (
 from vitkit.model.positions import KERNELS
 from vitkit.model.pretraining_config import MAEConfig, MaskedConfig
 from vitkit.objectives.config import DistillationConfig, FeatureDistillationConfig
+from vitkit.training.auto import AutoRequest
 from vitkit.training.config import (
     CheckpointConfig,
     DataConfig,
@@ -194,6 +196,7 @@ def resolve_run(arguments: Sequence[str]) -> RunConfig:
         plan = plan_training(
             params["data"],
             init=params["init"],
+            minutes=params["minutes"],
             recipe=params["recipe"],
             settings=parse_assignments(params["settings"]),
         )
@@ -234,7 +237,13 @@ def one_step(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     def run_one_step(config: RunConfig, *arguments: Any, **options: Any) -> vitkit.training.run.RunResult:
         return run(apply_overrides(config, short + few), *arguments, **options)
 
+    def run_within_budget(request: AutoRequest, *arguments: Any, **options: Any) -> vitkit.training.run.RunResult:
+        names = ("dataset", "decisions", "callback", "stop")
+        settings = {"model.init": request.sources[0]} if request.sources else {}
+        return run_one_step(request.tuned.override(settings), *arguments, **{name: options[name] for name in names})
+
     monkeypatch.setattr(vitkit.training.run, "run_training", run_one_step)
+    monkeypatch.setattr(vitkit.training.auto, "run_within_budget", run_within_budget)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

@@ -16,13 +16,16 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from vitkit.core.config import flatten_settings
 from vitkit.core.environment import is_main_rank
-from vitkit.core.errors import ConfigError, UnknownNameError, did_you_mean
+from vitkit.core.errors import ConfigError, UnknownNameError, check_positive, did_you_mean
 from vitkit.recipes.registry import RECIPES, find_recipe
+from vitkit.training.budget import DEFAULT_MINUTES
 from vitkit.training.config import SHORT_KEYS, RunConfig
 from vitkit.typing import DataSource, ModelSource, Path, Settings
 
 if TYPE_CHECKING:
     from vitkit.data.dataset import Dataset
+    from vitkit.training.auto import AutoRequest
+    from vitkit.training.run_dir import RunDir
     from vitkit.weights.initial import InitialWeights
 
 RUNS = FilePath("runs")
@@ -46,6 +49,10 @@ class RunPlan:
     """Keys that the arguments have set."""
     is_default: bool = False
     """Whether no recipe, file or configuration was named, so that initial weights and length may be chosen."""
+    minutes: float | None = None
+    """Time budget, within which the settings are chosen; None if the configuration decides the length."""
+    fixed: tuple[str, ...] = ()
+    """Settings that were given, which a time budget does not vary."""
     tuned: RunConfig | None = None
     """Configuration from pretrained weights, if these may be chosen."""
     choose_init: "Callable[[], InitialWeights] | None" = None
@@ -70,11 +77,11 @@ class RunPlan:
         run_dir = RunDir(out)
         if run_dir.config.exists():
             return run_dir.read_config().model.init
-        return None if self.choose_init is None else self.choose_init().source
+        return None if self.choose_init is None or run_dir.trials.exists() else self.choose_init().source
 
     def describe_init(self, out: FilePath) -> tuple[str, ...]:
         """Return the lines that explain the chosen initial weights of a new run."""
-        if self.choose_init is None or FilePath(out, "config.toml").exists():
+        if self.choose_init is None or any(FilePath(out, name).exists() for name in ("config.toml", "trials.json")):
             return ()
         return self.choose_init().messages()
 
@@ -83,12 +90,15 @@ def plan_training(
     data: DataSource | RunConfig | None = None,
     *,
     init: Literal["auto", "scratch"] | ModelSource = "auto",
+    minutes: float | None = None,
     recipe: str | Path | None = None,
     teacher: ModelSource | None = None,
     settings: Settings | None = None,
 ) -> RunPlan:
     """Return the run of `train` with these arguments."""
-    plan = plan_data(data, recipe=recipe)
+    keys = tuple({SHORT_KEYS.get(key, key) for key in flatten_settings(settings or {})})
+    plan = plan_data(data, recipe=recipe, has_budget=minutes is not None)
+    plan = replace(plan, minutes=choose_minutes(minutes, plan, keys, teacher=teacher), fixed=keys)
     models: dict[str, ModelSource] = {} if teacher is None else {TEACHER: teacher}
     is_auto, is_scratch = (isinstance(init, str) and init == name for name in ("auto", "scratch"))
     if not is_auto and not is_scratch:
@@ -102,6 +112,24 @@ def plan_training(
         return plan_auto(replace(plan, config=config, models=models), checked)
     decision = f"initial weights: {config.model.init or 'random'}"
     return replace(plan, config=config, models=models, decisions=(*plan.decisions, decision))
+
+
+def choose_minutes(
+    minutes: float | None, plan: RunPlan, keys: Collection[str], *, teacher: ModelSource | None
+) -> float | None:
+    """Return the time budget of a plan: the default unless something else decides the length."""
+    length = next((key for key in keys if key in ("schedule.epochs", "schedule.steps")), None)
+    if minutes is None:
+        others = length or teacher is not None or set(keys) & {"objective.name", TEACHER, "data.train_on"}
+        return DEFAULT_MINUTES if plan.is_default and not others else None
+    check_positive("minutes", minutes)
+    if not plan.is_default or length:
+        raise ConfigError(
+            "the length of the run is set twice",
+            got=f"minutes={minutes:g} and {length or 'a recipe'}",
+            hint="give either minutes, or epochs, steps or a recipe",
+        )
+    return minutes
 
 
 def plan_init(
@@ -177,7 +205,7 @@ def plan_finetuning(
     return replace(plan, config=config, models={INIT: model}, rates=rates)
 
 
-def plan_data(data: DataSource | RunConfig | None, *, recipe: str | Path | None) -> RunPlan:
+def plan_data(data: DataSource | RunConfig | None, *, recipe: str | Path | None, has_budget: bool = False) -> RunPlan:
     """Return the run that `data` and `recipe` mean together."""
     hint = "train(data), train(recipe=name), or train(config)"
     if isinstance(data, RunConfig):
@@ -189,7 +217,7 @@ def plan_data(data: DataSource | RunConfig | None, *, recipe: str | Path | None)
             raise ConfigError("neither data nor a recipe is given", hint=hint)
         return RunPlan(config=load_recipe(recipe), name=clean_name(recipe), decisions=(f"recipe: {recipe}",))
     if isinstance(data, str | os.PathLike):
-        return plan_path(os.fspath(data), recipe=recipe)
+        return plan_path(os.fspath(data), recipe=recipe, has_budget=has_budget)
     from vitkit.data.layouts.registry import open_dataset
 
     dataset = open_dataset(data)
@@ -205,17 +233,22 @@ def plan_data(data: DataSource | RunConfig | None, *, recipe: str | Path | None)
     )
 
 
-def plan_path(data: str, *, recipe: str | Path | None) -> RunPlan:
-    """Return the run of a path, of a recipe or of a TOML file."""
+def plan_path(data: str, *, recipe: str | Path | None, has_budget: bool) -> RunPlan:
+    """Return the run of a path, of a recipe or of a TOML file.
+
+    With a time budget, the name of built-in images stands for these and not for the recipe of the same name.
+    """
     if recipe is None and is_toml(data):
         return RunPlan(config=RunConfig.from_toml(data), name=clean_name(data), decisions=(f"settings of {data}",))
     from vitkit.data.layouts.files import is_pattern
     from vitkit.data.layouts.registry import EMBEDDED
 
     path = FilePath(data).expanduser()
-    if recipe is not None or path.exists() or is_pattern(path):
+    is_built_in = has_budget and data in EMBEDDED and not path.exists()
+    if recipe is not None or path.exists() or is_pattern(path) or is_built_in:
         config, decision = base_recipe(recipe)
-        is_directory = recipe is None and data in EMBEDDED  # a directory with the name of embedded images
+        # a directory with the name of embedded images
+        is_directory = recipe is None and data in EMBEDDED and not is_built_in
         config = config.override({"data.path": f"./{data}" if is_directory else data})
         return RunPlan(
             config=config,
@@ -323,6 +356,8 @@ def holds_other_run(path: FilePath, plan: RunPlan) -> bool:
     if not path.is_dir():
         return path.exists()
     trials = {trial.name: RunDir(trial) for trial in (path / TRIALS_DIR).glob("lr-*")}
+    if plan.minutes is not None or run_dir.trials.exists():
+        return not is_same_request(run_dir, plan, path)
     if not run_dir.config.exists() and (not trials or not plan.rates):
         return bool(run_dir.find_other_files() or trials)
     if not plan.rates:
@@ -332,6 +367,41 @@ def holds_other_run(path: FilePath, plan: RunPlan) -> bool:
         name not in expected or find_difference(trial.read_config(), expected[name]) is not None
         for name, trial in trials.items()
         if trial.config.exists()
+    )
+
+
+def is_same_request(run_dir: "RunDir", plan: RunPlan, path: FilePath) -> bool:
+    """Return whether a directory is empty or holds the run of a plan with a time budget."""
+    if plan.minutes is None:
+        return False
+    if not run_dir.trials.exists():
+        return not run_dir.config.exists() and not run_dir.find_other_files()
+    from vitkit.training.auto import check_same_request, read_state
+
+    try:
+        check_same_request(run_dir, read_state(run_dir), make_request(plan, path))
+    except ConfigError:
+        return False
+    return True
+
+
+def make_request(plan: RunPlan, out: FilePath) -> "AutoRequest":
+    """Return what to choose within the time budget of a plan."""
+    from vitkit.training.auto import AutoRequest
+    from vitkit.training.run_dir import RunDir
+
+    minutes = plan.minutes or DEFAULT_MINUTES
+    if plan.tuned is None:  # the initial weights are given, or none are to be used
+        config = plan.configure(out)
+        sources = (config.model.init,) if config.model.init else ()
+        scratch = None if sources else config
+        return AutoRequest(minutes=minutes, scratch=scratch, tuned=config, sources=sources, fixed=plan.fixed)
+    chosen = plan.choose_init() if plan.choose_init and not RunDir(out).trials.exists() else None
+    sources = (chosen.source,) if chosen and chosen.source else ()
+    advice = chosen.advice if chosen else None
+    tuned = plan.config if chosen and not sources else plan.tuned
+    return AutoRequest(
+        minutes=minutes, scratch=plan.config, tuned=tuned, sources=sources, fixed=plan.fixed, advice=advice
     )
 
 

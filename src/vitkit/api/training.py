@@ -4,6 +4,7 @@ This module imports no torch: signals that arrive while torch is imported must s
 """
 
 import os
+import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -17,6 +18,7 @@ from vitkit.api.plans import (
     choose_out,
     get_setting,
     load_recipe,
+    make_request,
     merge_settings,
     model_path,
     plan_finetuning,
@@ -34,6 +36,9 @@ from vitkit.training.callbacks import Callback, CallbackList
 from vitkit.training.config import RunConfig
 from vitkit.typing import DataSource, ModelSource, Path, Settings, Size
 
+budget_clock = time.monotonic
+"""Clock of time budgets; a test replaces it."""
+
 if TYPE_CHECKING:
     import torch
 
@@ -47,6 +52,7 @@ def train(  # noqa: PLR0913  the options of `vitkit train`
     *,
     out: Path | None = None,
     init: Literal["auto", "embedded", "scratch"] | ModelSource = "auto",
+    minutes: float | None = None,
     recipe: str | Path | None = None,
     model: str | None = None,
     image_size: Size | None = None,
@@ -64,7 +70,11 @@ def train(  # noqa: PLR0913  the options of `vitkit train`
     workers: int | None = None,
     progress: bool | None = None,
 ) -> Run:
-    """Train a classifier on images, or run a recipe.
+    """Train the best classifier that images, machine and time allow, or run a recipe.
+
+    Within the time, a closed-form probe and short trials on held-out images choose initial weights, image size,
+    trainable layers and learning rate; the final run is kept if it beats them. The best model so far is always in the
+    run directory. With epochs, steps or a recipe there are no trials.
 
     The same call again resumes an interrupted run and returns a finished one. Ctrl-C and SIGTERM finish the step, save,
     and raise `Interrupted`; a second Ctrl-C ends the run at once.
@@ -74,6 +84,7 @@ def train(  # noqa: PLR0913  the options of `vitkit train`
         out: Run directory; None is runs/NAME-OF-DATA, or another number if that holds a run with other settings.
         init: Initial weights, which also decide the model. "auto" is the default weights of the hub if they are cached
             or can be downloaded, else "embedded", those of the package; a recipe decides for itself.
+        minutes: Time of the whole call; 10 unless epochs, steps or a recipe decide the length.
         recipe: Recipe or TOML file to run on `data`.
         model: Name of the model.
         image_size: Height and width of the model's input.
@@ -116,7 +127,7 @@ def train(  # noqa: PLR0913  the options of `vitkit train`
 
     def make_plan() -> RunPlan:
         chosen = merge_settings(keywords, settings)
-        return plan_training(data, init=init, recipe=recipe, teacher=teacher, settings=chosen)
+        return plan_training(data, init=init, minutes=minutes, recipe=recipe, teacher=teacher, settings=chosen)
 
     return run_plan(make_plan, out=out, callbacks=callbacks, progress=progress)
 
@@ -323,7 +334,9 @@ def run_plan(
     make_plan: Callable[[], RunPlan], *, out: Path | None, callbacks: Sequence[Callback], progress: bool | None
 ) -> Run:
     """Plan a run, choose its directory, and start, resume or return it."""
+    started = budget_clock()
     with training_session(callbacks, progress=progress) as (display, callback, stop):
+        from vitkit.training.auto import run_within_budget
         from vitkit.training.run import run_sweep, run_training
 
         plan = make_plan()
@@ -339,6 +352,9 @@ def run_plan(
         decisions = (*plan.decisions, *explanation[:1], *given)
         with store_models(models, path):
             start = partial(run_sweep, config, plan.rates) if plan.rates else partial(run_training, config)
+            if plan.minutes is not None:
+                request = make_request(plan, path)
+                start = partial(run_within_budget, request, clock=budget_clock, started=started)
             result = start(path, dataset=plan.dataset, decisions=decisions, callback=callback, stop=stop)
         if result.summary is None:
             raise interruption(path, stop)

@@ -56,6 +56,7 @@ def print_run(run: "Run", *, as_json: bool) -> None:
         return
     if run.trials:
         print_trials(run.trials)
+    print_selection(summary.get("selection"))
     title = "Already finished, nothing was changed" if run.already_finished else "Finished"
     files = [("report", str(run.report_path)), ("weights", str(run.path / "model.safetensors"))]
     next_step = ("evaluate on other images", f"vitkit eval {run.path} OTHER-FOLDER")
@@ -84,6 +85,18 @@ def summary_rows(summary: Mapping[str, object]) -> list[tuple[str, str]]:
         speed = f"{compute['images_per_second']:,.0f} images/s, {compute['utilization']:.0%} of peak"
         rows += [("speed", speed), ("time", f"{format_clock(compute['seconds'])} of training steps")]
     return rows
+
+
+def print_selection(selection: object) -> None:
+    """Print what was tried within a time budget, and what would help most."""
+    if not isinstance(selection, Mapping):
+        return
+    tried = selection["tried"]
+    rows = [(each["name"], f"{each['top1']:.1%}", f"{each['loss']:.3f}", f"{each['seconds']:.0f} s") for each in tried]
+    best = [index for index, each in enumerate(tried) if each["name"] == selection["kept"]]
+    print_table(("tried", "held-out top-1", "held-out loss", "time"), rows, left=(0,), bold=tuple(best))
+    kept = [("kept", str(selection["kept"]))]
+    print_sections({"Choice": kept + [("would help", line) for line in selection["advice"]]})
 
 
 def print_trials(trials: "Sequence[Trial]") -> None:

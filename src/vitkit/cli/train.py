@@ -13,17 +13,24 @@ from vitkit.core.config import parse_assignments
 @click.argument("settings", nargs=-1, metavar="[SETTING=VALUE]...")
 @out_option
 @from_option
+@click.option("--minutes", type=float, metavar="N", help="Time budget.  [default: 10, unless epochs or steps are set]")
 @click.option("--recipe", metavar="NAME", help="Recipe or TOML file to run on DATA.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 def command(
-    data: str | None, settings: tuple[str, ...], out: Path | None, init: str, recipe: str | None, as_json: bool
+    data: str | None,
+    settings: tuple[str, ...],
+    out: Path | None,
+    init: str,
+    minutes: float | None,
+    recipe: str | None,
+    as_json: bool,
 ) -> None:
-    """Train a classifier on a folder of images, or run a recipe or a TOML file.
+    """Train the best classifier that the time allows on a folder of images, or run a recipe or a TOML file.
 
     Run the same command again to resume after an interruption. Start it with torchrun to use several devices.
 
     \b
-    vitkit train photos/ --out runs/photos
+    vitkit train photos/ --minutes 3
     vitkit train digits --out runs/digits epochs=20
     vitkit train my.toml --out runs/mine data=photos/ optimizer.weight_decay=0.1
     torchrun --nproc-per-node 8 -m vitkit train imagenet-b16 --out runs/b16 data=imagenet/
@@ -35,5 +42,5 @@ def command(
 
     if data is not None and "=" in data and recipe is not None:  # --recipe alone, with settings
         settings, data = (data, *settings), None
-    run = vitkit.train(data, out=out, init=init, recipe=recipe, settings=parse_assignments(settings))
+    run = vitkit.train(data, out=out, init=init, minutes=minutes, recipe=recipe, settings=parse_assignments(settings))
     print_run(run, as_json=as_json)

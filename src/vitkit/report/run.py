@@ -66,6 +66,8 @@ class RunReport:
     mistakes: tuple[MistakeExample, ...] = ()
     """Of the split that the page shows."""
     comparison: tuple[ComparisonRow, ...] = ()
+    trials: tuple[ComparisonRow, ...] = ()
+    """Models that were tried on held-out images before this one."""
     compute: Rows = ()
     speed: tuple[Panel, ...] = ()
     wall_time: str | None = None
@@ -91,6 +93,10 @@ def render_run_report(report: RunReport) -> str:
         columns = list(dict.fromkeys(name for row in report.comparison for name in row.columns))
         best = max(row.top1 for row in report.comparison)
         sections.append(Section("comparison", "Comparison", macros.comparison(report.comparison, columns, best)))
+    if report.trials:
+        columns = list(report.trials[0].columns)
+        best = max(row.top1 for row in report.trials)
+        sections.append(Section("trials", "Trials", macros.comparison(report.trials, columns, best)))
     if split is not None:
         sections += _evaluation_sections(report, split)
     counts = ((f"{name} images", f"{count:,}") for name, count in report.data.counts.items())

@@ -29,6 +29,7 @@ from vitkit.objectives.config import get_builder
 from vitkit.report.charts import Panel, Series
 from vitkit.report.html import thumbnail
 from vitkit.report.run import ComparisonRow, MistakeExample, ReportData, RunReport, render_run_report
+from vitkit.training.budget import advise
 from vitkit.training.config import RunConfig
 from vitkit.training.data import RunData
 from vitkit.training.run_dir import RunContext, RunDir
@@ -88,6 +89,12 @@ def finalize_run(
     """
     config, run_dir, ranks, callback = context.config, context.run_dir, context.ranks, context.callback
     builder = get_builder(config.objective)
+    if context.is_trial:
+        artifact_io.write_artifact(run_dir.path, bundle)
+        trial: dict[str, object] = {"validation": last_evaluation(metrics_log.read_metrics(run_dir.metrics))}
+        write_json(run_dir.summary, trial)
+        return trial
+    bundle, kept = keep_best(context, bundle)
     artifact_io.write_artifact(run_dir.path, bundle)
     if (settings := builder.pretraining_config()) is not None:
         write_pretraining(run_dir.path, PretrainingWrapper(settings=settings, state=dict(wrapper)))
@@ -115,7 +122,8 @@ def finalize_run(
     for other in config.report.compare_with:
         if RunDir(Path(other)).read_summary() is None:
             callback.on_warning(f"report.compare_with: {other} is not a finished run")
-    report = render_report(config, bundle, data, run_dir=run_dir, evaluation=evaluation, compute=compute)
+    tried = describe_selection(context, data, evaluation, kept=kept)
+    report = render_report(config, bundle, data, run_dir=run_dir, evaluation=evaluation, compute=compute, tried=tried)
     write_text(run_dir.report, report)
     summary: dict[str, object] = {
         "model": bundle.name,
@@ -127,11 +135,43 @@ def finalize_run(
         "result": summarize_result(evaluation.result) if evaluation else None,
         "validation": last_evaluation(metrics),
         "compute": asdict(compute),
-    }
+    } | ({"selection": tried} if tried else {})
     if evaluation:
         write_arrays(run_dir, evaluation.result)
     write_json(run_dir.summary, summary)
     return summary
+
+
+def keep_best(context: RunContext, bundle: ModelBundle) -> tuple[ModelBundle, str]:
+    """Return the final model, or the best one before it if that has a better score on held-out photos."""
+    last = last_evaluation(metrics_log.read_metrics(context.run_dir.metrics))
+    if context.selection is None or last is None:
+        return bundle, "final run"
+    best, score = context.selection.best, (float(str(last["val_top1"])), -float(str(last["val_loss"])))
+    if score >= best.score:
+        return bundle, "final run"
+    message = f"kept {best.name}: {best.top1:.1%} of held-out photos, the final run {score[0]:.1%}"
+    context.callback.on_message(message)
+    return artifact_io.read_artifact(context.run_dir.path), best.name
+
+
+def describe_selection(
+    context: RunContext, data: RunData, evaluation: SplitEvaluation | None, *, kept: str
+) -> dict[str, object]:
+    """Return what was tried, what was kept, and what would help most; empty without a time budget."""
+    selection = context.selection
+    if selection is None:
+        return {}
+    counts = {name: int((data.train.labels == label).sum()) for label, name in enumerate(data.classes)}
+    result = evaluation.result if evaluation else None
+    recalls = {each.name: each.recall for each in result.per_class if each.recall is not None} if result else {}
+    top1 = result.top1 if result else selection.best.top1
+    return {
+        "minutes": selection.minutes,
+        "kept": kept,
+        "tried": [asdict(record) for record in selection.records],
+        "advice": advise(selection, counts=counts, recalls=recalls, top1=top1),
+    }
 
 
 def summarize_result(result: EvaluationResult) -> dict[str, object]:
@@ -180,6 +220,7 @@ def render_report(
     run_dir: RunDir,
     evaluation: SplitEvaluation | None,
     compute: ComputeStats,
+    tried: Mapping[str, Any],
 ) -> str:
     """Render the HTML report."""
     metrics, needs_labels = metrics_log.read_metrics(run_dir.metrics), config.objective.needs_labels
@@ -202,6 +243,8 @@ def render_report(
             reconstructions=run_dir.reconstructions.read_bytes() if run_dir.reconstructions.exists() else None,
             mistakes=mistake_images(evaluation, channels=config.data.channels) if evaluation else (),
             comparison=comparison_rows(config, run_dir, evaluation.result) if evaluation else (),
+            trials=trial_rows(tried),
+            notes=tuple(f"What would help: {line}" for line in tried.get("advice", ())),
             compute=compute_rows(compute),
             speed=(Panel(title="Images per second", series=speed),),
             environment=environment_rows(),
@@ -281,6 +324,16 @@ def mistake_images(evaluation: SplitEvaluation, *, channels: int) -> tuple[Mista
             )
         )
     return tuple(mistakes)
+
+
+def trial_rows(tried: Mapping[str, Any]) -> tuple[ComparisonRow, ...]:
+    """Return the probes and trials of a time budget as rows of a table."""
+    rows = []
+    for each in tried.get("tried", ()):
+        name = f"{each['name']} (kept)" if each["name"] == tried["kept"] else each["name"]
+        columns = {"loss": f"{each['loss']:.3f}", "steps": f"{each['steps']:,}", "seconds": f"{each['seconds']:.0f}"}
+        rows.append(ComparisonRow(label=name, top1=each["top1"], columns=columns))
+    return tuple(rows)
 
 
 def compute_rows(compute: ComputeStats) -> tuple[tuple[str, str], ...]:

@@ -23,6 +23,7 @@ from vitkit.data.dataset import Dataset, ImageSource
 from vitkit.data.loader import BatchLoader, BatchShard, SamplerState, make_training_loader
 from vitkit.objectives.config import get_builder
 from vitkit.objectives.teacher import Teacher
+from vitkit.training.budget import Selection
 from vitkit.training.build import (
     build_model,
     build_trainer,
@@ -95,10 +96,13 @@ def run_training(
     decisions: Sequence[str] = (),
     callback: Callback | None = None,
     stop: StopFlag | None = None,
+    is_trial: bool = False,
+    selection: Selection | None = None,
 ) -> RunResult:
     """Start a run in directory `out`, resume it, or return its result if it is finished.
 
-    `dataset` is the one that the configuration names, if it is in memory. `decisions` are stored with a new run.
+    `dataset` is the one that the configuration names, if it is in memory. `decisions` are stored with a new run. A
+    trial has no report; `selection` is what was tried before, and its best model is kept if this run is not better.
     """
     run_dir = RunDir(Path(out))
     with ExitStack() as stack:
@@ -116,6 +120,8 @@ def run_training(
             dataset=dataset,
             callback=callback if callback and ranks.is_main else Callback(),
             stop=stop or StopFlag(),
+            is_trial=is_trial,
+            selection=selection,
         )
         try:
             return RunResult(run_dir, complete_run(context))

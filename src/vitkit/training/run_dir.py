@@ -2,6 +2,7 @@
 
 config.toml            format version and resolved configuration
 decisions.json         what was chosen for the user, and why
+trials.json, trials/   what was tried within a time budget before the final run; probe/ is the first model
 model.json             description of the model, for its checkpoints
 data.json              sizes and fingerprints of the splits
 bad_files.csv          unreadable images and the reasons
@@ -35,6 +36,7 @@ from vitkit.core.metrics_log import MetricsLog, MetricsRecord
 from vitkit.core.signals import StopFlag
 from vitkit.data.dataset import Dataset
 from vitkit.data.layouts.pairs import is_pairs_path
+from vitkit.training.budget import Selection
 from vitkit.training.callbacks import Callback
 from vitkit.training.config import (
     CheckpointConfig,
@@ -53,6 +55,8 @@ FORMAT_VERSION = 2
 VERSION_LINE = "# vitkit run directory, format version "
 TRIALS_DIR = "sweep"
 """Directory of the trials of a sweep in that of the final run."""
+AUTO_DIR = "trials"
+"""Directory of the trials of a time budget."""
 MODEL_DIRS = ("init-", "teacher-")
 """Prefixes of the directories of models that were given in memory."""
 
@@ -64,6 +68,7 @@ class RunDir:
         self.path = Path(path)
         self.config = self.path / "config.toml"
         self.decisions = self.path / "decisions.json"
+        self.trials = self.path / "trials.json"
         self.model = self.path / run_checkpoint.DESCRIPTION
         self.data = self.path / "data.json"
         self.bad_files = self.path / "bad_files.csv"
@@ -127,6 +132,8 @@ class RunDir:
 
     def find_other_files(self) -> list[str]:
         """Return the files in a directory without a run that are not written before its configuration."""
+        if self.trials.exists():  # a time budget has claimed the directory
+            return []
         prefixes, names = (".", *MODEL_DIRS), (TRIALS_DIR, self.decisions.name)
         files = (path.name for path in self.path.iterdir())
         return sorted(name for name in files if not name.startswith(prefixes) and name not in names)
@@ -168,6 +175,10 @@ class RunContext:
     """The dataset, if it is in memory."""
     callback: Callback = Callback()
     stop: StopFlag = field(default_factory=StopFlag)
+    is_trial: bool = False
+    """Whether the run ends with its model and last evaluation, without a report."""
+    selection: Selection | None = None
+    """What was tried before this run."""
 
 
 def reproducibility_key(config: RunConfig) -> RunConfig:

@@ -123,9 +123,9 @@ def test_interrupted_trials_keep_the_best_model_and_are_not_repeated(weights, tm
     finished = {record.name for record in read_state(RunDir(tmp_path / "run")).records}
     second = Messages()
     assert start(weights, tmp_path / "run", callback=second, **options).summary is not None
-    tried = {line.removeprefix("trying ") for line in second.lines if line.startswith("trying ")}
-    assert "scratch" in tried
-    assert not tried & finished
+    names = {line.removeprefix("trying ") for line in second.lines if line.startswith("trying ")}
+    assert "scratch" in names
+    assert not names & finished
     assert not any(line.startswith("probe-") for line in second.lines)
 
 
@@ -145,8 +145,8 @@ def test_worse_final_run_is_not_kept(weights, tmp_path):
     settings = {"schedule.lr": 50.0, "optimizer.trainable": "all", "optimizer.clip": None}
     result = start(weights, tmp_path / "run", make_pairs(each=20), settings=settings)
     assert result.summary["selection"]["kept"] != "final run"
-    tried = {each["name"]: each["top1"] for each in result.summary["selection"]["tried"]}
-    assert result.summary["result"]["top1"] >= min(tried["probe-tiny-8"], tried["probe-tiny-16"])
+    scores = {each["name"]: each["top1"] for each in result.summary["selection"]["tried"]}
+    assert result.summary["result"]["top1"] >= min(scores["probe-tiny-8"], scores["probe-tiny-16"])
 
 
 @pytest.mark.parametrize(

@@ -95,8 +95,8 @@ def print_selection(selection: object) -> None:
     rows = [(each["name"], f"{each['top1']:.1%}", f"{each['loss']:.3f}", f"{each['seconds']:.0f} s") for each in tried]
     best = [index for index, each in enumerate(tried) if each["name"] == selection["kept"]]
     print_table(("tried", "held-out top-1", "held-out loss", "time"), rows, left=(0,), bold=tuple(best))
-    kept = [("kept", str(selection["kept"]))]
-    print_sections({"Choice": kept + [("would help", line) for line in selection["advice"]]})
+    choice = [("kept", str(selection["kept"]))]
+    print_sections({"Choice": choice + [("would help", line) for line in selection["advice"]]})
 
 
 def print_trials(trials: "Sequence[Trial]") -> None:

@@ -94,7 +94,7 @@ def finalize_run(
         trial: dict[str, object] = {"validation": last_evaluation(metrics_log.read_metrics(run_dir.metrics))}
         write_json(run_dir.summary, trial)
         return trial
-    bundle, kept = keep_best(context, bundle)
+    bundle, winner = keep_best(context, bundle)
     artifact_io.write_artifact(run_dir.path, bundle)
     if (settings := builder.pretraining_config()) is not None:
         write_pretraining(run_dir.path, PretrainingWrapper(settings=settings, state=dict(wrapper)))
@@ -122,7 +122,7 @@ def finalize_run(
     for other in config.report.compare_with:
         if RunDir(Path(other)).read_summary() is None:
             callback.on_warning(f"report.compare_with: {other} is not a finished run")
-    tried = describe_selection(context, data, evaluation, kept=kept)
+    tried = describe_selection(context, data, evaluation, winner=winner)
     report = render_report(config, bundle, data, run_dir=run_dir, evaluation=evaluation, compute=compute, tried=tried)
     write_text(run_dir.report, report)
     summary: dict[str, object] = {
@@ -156,7 +156,7 @@ def keep_best(context: RunContext, bundle: ModelBundle) -> tuple[ModelBundle, st
 
 
 def describe_selection(
-    context: RunContext, data: RunData, evaluation: SplitEvaluation | None, *, kept: str
+    context: RunContext, data: RunData, evaluation: SplitEvaluation | None, *, winner: str
 ) -> dict[str, object]:
     """Return what was tried, what was kept, and what would help most; empty without a time budget."""
     selection = context.selection
@@ -168,7 +168,7 @@ def describe_selection(
     top1 = result.top1 if result else selection.best.top1
     return {
         "minutes": selection.minutes,
-        "kept": kept,
+        "kept": winner,
         "tried": [asdict(record) for record in selection.records],
         "advice": advise(selection, counts=counts, recalls=recalls, top1=top1),
     }

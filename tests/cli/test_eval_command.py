@@ -170,6 +170,14 @@ def test_own_dataset_uses_held_out_images(shell: Shell) -> None:
     assert (result.json["split"], result.json["count"]) == ("val", held_out)
 
 
+def test_test_set_of_one_class_is_evaluated(shell: Shell) -> None:
+    shutil.copytree("photos/1", "one/cat")
+    Path("one/cat/notes.txt").write_text("", encoding="utf-8")
+    result = shell("eval", "run", "one", "--workers", "0", "--json")
+    assert (result.code, result.json["count"]) == (0, 12)
+    assert "left out 1 file that is not an image (1 .txt): cat/notes.txt" in result.stderr
+
+
 def test_training_images_give_a_warning(shell: Shell) -> None:
     assert "may have seen them" in shell("eval", "run", "photos", "--split", "train").stderr
 

@@ -12,6 +12,7 @@ from vitkit.core.errors import DataError
 from vitkit.data.dataset import StoredImage
 from vitkit.data.decode import decode
 from vitkit.data.fingerprint import fingerprint_contents
+from vitkit.data.layouts.base import check_several_classes
 from vitkit.data.layouts.registry import open_dataset
 from vitkit.data.verify import find_bad_files
 
@@ -98,7 +99,7 @@ def test_path_is_a_fingerprint_of_contents_and_labels() -> None:
 @pytest.mark.usefixtures("without_type_checks")
 def test_wrong_data_is_refused_with_the_pair(data: object, message: str) -> None:
     with pytest.raises(DataError, match=message):
-        open_dataset(data)  # type: ignore[arg-type]
+        check_several_classes(open_dataset(data))  # type: ignore[arg-type]
 
 
 def test_pairs_have_no_layout() -> None:

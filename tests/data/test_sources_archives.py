@@ -10,6 +10,7 @@ from data.layouts import CLASSES, parquet, samples, tar_bytes, webdataset_cls, w
 from vitkit.core.errors import DataError, MissingDependencyError
 from vitkit.data.dataset import UNLABELED, ImageSource, Subset
 from vitkit.data.layouts import shards as parquet_module
+from vitkit.data.layouts.base import check_several_classes
 from vitkit.data.layouts.files import expand_braces
 from vitkit.data.layouts.registry import open_dataset
 from vitkit.data.verify import map_images, read_image
@@ -173,7 +174,7 @@ class TestParquet:
     )
     def test_invalid_table_is_rejected(self, tmp_path: Path, columns: dict[str, list[object]], message: str) -> None:
         with pytest.raises(DataError, match=message):
-            open_dataset(self.write_table(tmp_path / "d.parquet", columns))
+            check_several_classes(open_dataset(self.write_table(tmp_path / "d.parquet", columns)))
 
     def test_row_without_bytes_is_an_error(self, tmp_path: Path) -> None:
         data = open_dataset(self.write_table(tmp_path / "d.parquet", {"image": [b"x", None], "label": [0, 1]}))

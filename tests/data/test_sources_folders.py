@@ -8,7 +8,7 @@ from data.layouts import write
 
 from vitkit.core.errors import DataError
 from vitkit.data.dataset import UNLABELED, ImageSource
-from vitkit.data.layouts.base import FileSource, PackedNames
+from vitkit.data.layouts.base import FileSource, PackedNames, check_several_classes
 from vitkit.data.layouts.files import list_left_out
 from vitkit.data.layouts.registry import detect_layout, open_dataset
 
@@ -81,7 +81,7 @@ def test_val_folder_without_classes_is_an_error(tmp_path: Path) -> None:
 
 def test_single_class_is_an_error_with_a_hint(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="only one class: cat") as caught:
-        open_dataset(tree(tmp_path, "cat/1.png", "cat/2.png"))
+        check_several_classes(open_dataset(tree(tmp_path, "cat/1.png", "cat/2.png")))
     assert caught.value.hint is not None
     assert "unlabeled" in caught.value.hint
 

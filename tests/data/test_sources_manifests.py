@@ -7,6 +7,7 @@ import pytest
 from data.layouts import write
 
 from vitkit.core.errors import DataError
+from vitkit.data.layouts.base import check_several_classes
 from vitkit.data.layouts.registry import open_dataset
 
 DATA = Path(__file__).resolve().parents[2].parent / "shared" / "data"
@@ -110,7 +111,7 @@ def test_link_within_the_folder_is_read(tmp_path: Path) -> None:
 def test_invalid_csv_line_is_named(tmp_path: Path, lines: tuple[str, ...], message: str) -> None:
     manifest(tmp_path, *lines)
     with pytest.raises(DataError, match=message):
-        open_dataset(tmp_path)
+        check_several_classes(open_dataset(tmp_path))
 
 
 @pytest.mark.parametrize(

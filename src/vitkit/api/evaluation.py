@@ -15,6 +15,7 @@ from vitkit.core.errors import ConfigError, WeightsError, check_positive
 from vitkit.core.formatting import format_plural
 from vitkit.core.signals import ProgressFunction, start_task
 from vitkit.data.dataset import ImageSource
+from vitkit.data.layouts.base import check_several_classes
 from vitkit.data.layouts.files import list_left_out
 from vitkit.data.layouts.registry import open_dataset
 from vitkit.data.verify import BadFile, skip_unreadable
@@ -209,7 +210,7 @@ def fewshot(  # noqa: PLR0913  the options of `vitkit fewshot`
     out = None if save is None else pathlib.Path(save)
     if out is not None and out.exists() and (out.is_file() or any(out.iterdir())):
         raise WeightsError(f"{out} already exists", hint="choose another directory to save to")
-    bundle, dataset = load_bundle(model), open_dataset(data)
+    bundle, dataset = load_bundle(model), check_several_classes(open_dataset(data))
     preprocessing = released_preprocessing(bundle.preprocessing) if released_crop else bundle.preprocessing
     warnings = list_left_out(dataset.left_out)
     splits = fewshot_splits(dataset)

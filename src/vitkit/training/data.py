@@ -8,6 +8,7 @@ from pathlib import Path
 from vitkit.core.errors import DataError
 from vitkit.core.files import write_text
 from vitkit.data.dataset import ConcatSource, Dataset, ImageSource, fingerprint_source, hold_out, subsample
+from vitkit.data.layouts.base import check_several_classes
 from vitkit.data.layouts.files import list_left_out
 from vitkit.data.layouts.registry import open_dataset
 from vitkit.data.verify import (
@@ -64,6 +65,8 @@ def open_run_data(context: RunContext) -> RunData:
             hint="put the images of each class in a directory of their own, or list file_name,label in a CSV file; "
             "or train without labels: vitkit train mae-folder data=…",
         )
+    if needs_labels:
+        check_several_classes(dataset)
     if data.verify:
         run_on_main(context.ranks, lambda heartbeat: verify_images(dataset, context, heartbeat=heartbeat))
     run_data = split_dataset(data, dataset, read_bad_files(run_dir.bad_files) if data.verify else [])
@@ -74,6 +77,9 @@ def open_run_data(context: RunContext) -> RunData:
     context.callback.on_message(run_data.describe())
     for warning in list_left_out(dataset.left_out):
         context.callback.on_warning(warning)
+    if needs_labels and run_data.evaluation_split is None and data.train_on != "all":
+        hint = "add images, or a test folder" if data.val_fraction else "set data.val_fraction"
+        context.callback.on_warning(f"no images are held out, so the accuracy will be unknown: {hint}")
     return run_data
 
 

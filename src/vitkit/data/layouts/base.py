@@ -123,19 +123,23 @@ class ArraySource(NamedSource):
 
 
 def make_dataset(path: Path | str, splits: Mapping[str, ImageSource]) -> Dataset:
-    """Create a dataset after checking that no split is empty and that there are two classes or more."""
+    """Create a dataset after checking that no split is empty."""
     for split, source in splits.items():
         if not len(source):
             raise DataError(f"{split} of {path} has no images", hint=f"it was read as: {source.layout}")
     if not splits:
         raise DataError(f"{path} has no images")
     ordered = {split: splits[split] for split in ("all", "train", "val", "test") if split in splits}
-    dataset = Dataset(path=str(path), splits=ordered)
+    return Dataset(path=str(path), splits=ordered)
+
+
+def check_several_classes(dataset: Dataset) -> Dataset:
+    """Return a dataset that a classifier can be trained on; raise DataError if it has only one class."""
     labels = np.unique(dataset.first_split.labels)
     if len(labels) < 2 and labels[0] != UNLABELED:
-        expected = "two classes or more"
+        message = f"{dataset.path} has only one class: {dataset.classes[int(labels[0])]}"
         hint = "use one directory per class, or set the layout to unlabeled"
-        raise DataError(f"{path} has only one class: {dataset.classes[int(labels[0])]}", expected=expected, hint=hint)
+        raise DataError(message, expected="two classes or more", hint=hint)
     return dataset
 
 

@@ -19,6 +19,7 @@ from vitkit.data.layouts.manifests import find_manifests, has_vtab, open_manifes
 from vitkit.data.layouts.pairs import Pairs, open_pairs, refuse_url
 from vitkit.data.layouts.published import has_flowers, has_imagenet, has_pets, open_flowers, open_imagenet, open_pets
 from vitkit.data.layouts.shards import open_parquet, open_webdataset
+from vitkit.data.layouts.tiny_imagenet import has_tiny_imagenet, open_tiny_imagenet
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,12 @@ def open_val_as_test(path: Path) -> Dataset:
 
 
 LAYOUTS: dict[str, Layout] = {
-    "imagenet": Layout("ILSVRC2012_img_train.tar or train/n01440764/", has_imagenet, open_imagenet),
+    "imagenet": Layout(
+        "ILSVRC2012_img_train.tar or train/n01440764/",
+        lambda path: has_imagenet(path) and not has_tiny_imagenet(path),
+        open_imagenet,
+    ),
+    "tiny-imagenet": Layout("val/val_annotations.txt and words.txt", has_tiny_imagenet, open_tiny_imagenet),
     "pets": Layout("images/ and annotations/trainval.txt", has_pets, open_pets),
     "flowers": Layout("jpg/ and imagelabels.mat", has_flowers, open_flowers),
     "vtab": Layout("train800.txt, val200.txt and test.txt", has_vtab, open_vtab),

@@ -11,12 +11,12 @@ from typing import Literal, NamedTuple
 
 import torch
 
-from vitkit.core.cache_dir import cache_unwritable_reason
+from vitkit.core.cache_dir import HINT, cache_unwritable_reason
 from vitkit.core.environment import limit_threads
 from vitkit.core.errors import VitkitError, summarize
 from vitkit.inference.engine import CPU, Engine, ModuleEngine, Precision, compiled_engine, eager_engine
 from vitkit.inference.native.encoder import NativeEngine, unsupported_reason
-from vitkit.inference.native.library import build_library, find_compiler, is_built
+from vitkit.inference.native.library import STORAGE_HINT, build_library, find_compiler, is_built, storage_obstacle
 from vitkit.inference.packed import packed_engine, packing_unavailable_reason
 from vitkit.inference.token_merging import TokenMergingViT, check_merging
 from vitkit.model.vit import ViT
@@ -92,7 +92,11 @@ def native_build_obstacle() -> str | None:
         compiler = find_compiler()
     except BUILD_ERRORS as error:
         return format_error(error)
-    return "no C++ compiler" if compiler is None else cache_unwritable_reason()
+    if compiler is None:
+        return "no C++ compiler"
+    if reason := cache_unwritable_reason() or storage_obstacle():
+        return reason if HINT in reason else f"{reason}; {STORAGE_HINT}"
+    return None
 
 
 @cache
@@ -114,7 +118,10 @@ def format_error(error: Exception) -> str:
 def describe_native_engine() -> str:
     """Return whether the native engine is built or can be, for display."""
     if is_built():
-        return "built for this machine"
+        failure = try_build_native()
+        return (
+            "built for this machine" if failure is None else f"cannot be used: {failure}; models run on torch, slower"
+        )
     if reason := native_build_obstacle():
         return f"cannot be built: {reason}; models run on torch, slower"
     return "not built yet; the first prediction builds it"

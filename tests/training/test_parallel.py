@@ -3,15 +3,17 @@
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from soak.victim import Launcher
-from training.jobs import train_on_ranks
+from training.jobs import Job, train_on_ranks
 
 from vitkit.core import metrics_log
 from vitkit.core.errors import ConfigError
 from vitkit.inference.engine import resolve_device
+from vitkit.training import build
 from vitkit.training.config import (
     CheckpointConfig,
     DataConfig,
@@ -62,6 +64,14 @@ def with_lora(config: RunConfig) -> RunConfig:
     return replace(config, optimizer=replace(config.optimizer, trainable="lora", lora_rank=2))
 
 
+def for_three_ranks(config: RunConfig) -> RunConfig:
+    return replace(config, schedule=replace(config.schedule, batch_size=12))
+
+
+def stopped_and_not(name: str, config: RunConfig) -> list[Job]:
+    return [(name, config, None), (f"{name}-stopped", config, 3), (f"{name}-stopped", config, None)]
+
+
 @pytest.fixture(scope="module")
 def ran(launcher: Launcher, tmp_path_factory) -> Iterator[Path]:
     """Train alone, on two ranks and on four."""
@@ -95,7 +105,9 @@ def ran(launcher: Launcher, tmp_path_factory) -> Iterator[Path]:
         ],
         ranks=2,
     )
-    train_on_ranks(launcher, folder, [("then-four", FSDP2, None)], ranks=4)
+    train_on_ranks(launcher, folder, [*stopped_and_not("ddp-3", for_three_ranks(with_adam(DDP)))], ranks=3)
+    jobs = [("then-four", FSDP2, None), *stopped_and_not("ddp-4", with_adam(DDP))]
+    train_on_ranks(launcher, folder, jobs, ranks=4)
     run_training(ALONE, folder / "alone")
     run_training(with_adam(ALONE), folder / "adam")
     run_training(with_muon(ALONE), folder / "muon")
@@ -164,6 +176,11 @@ def test_resumed_run_on_two_ranks_is_bit_exact(ran) -> None:
     assert straight == stopped
 
 
+@pytest.mark.parametrize("ranks", [3, 4])
+def test_resumed_ddp_is_bit_exact_on_more_than_two_ranks(ran, ranks) -> None:
+    assert difference(ran / f"ddp-{ranks}", ran / f"ddp-{ranks}-stopped") == 0.0
+
+
 def test_lora_works_with_ddp_and_not_with_fsdp2(ran) -> None:
     assert difference(ran / "lora", ran / "ddp-lora") < 1e-5
     assert "LoRA" in (ran / "fsdp2-lora.error").read_text(encoding="utf-8")
@@ -178,6 +195,21 @@ def test_only_the_rejected_run_failed(ran) -> None:
 def test_single_process_cannot_be_parallelized(mode) -> None:
     with pytest.raises(ConfigError, match="more than one process"), join_ranks(ParallelConfig(mode=mode)):
         pass
+
+
+@pytest.mark.parametrize(("visible", "device"), [(1, "cuda:0"), (8, "cuda:3")])
+def test_local_rank_selects_a_visible_device(monkeypatch, visible, device) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: visible)
+    monkeypatch.setattr(torch, "empty", lambda *_, device: SimpleNamespace(device=torch.device(device)))
+    assert resolve_device("auto", local_rank=3) == torch.device(device)
+
+
+@pytest.mark.parametrize(("cores", "ranks", "workers"), [(2, 1, 1), (16, 1, 15), (96, 8, 11), (4, 8, 1)])
+def test_ranks_share_the_cores_for_loading(monkeypatch, cores, ranks, workers) -> None:
+    monkeypatch.setattr(build, "usable_cores", lambda: cores)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", str(ranks))
+    assert build.resolve_workers(replace(ALONE, data=DataConfig())) == workers
 
 
 def test_missing_device_is_an_error() -> None:

@@ -165,6 +165,8 @@ class Checkpoints:
                 check_checksums(path, (TENSORS_FILE, PROGRESS_FILE))
                 counters = read_json(path / PROGRESS_FILE)
                 progress = Progress(**{key: int(str(counters[key])) for key in vars(Progress())})
+                if progress.step != step:
+                    raise WeightsError(f"{path}: its state is of step {progress.step}, not {step}")
                 return LoadedCheckpoint(step, read_tensors(path / TENSORS_FILE), progress, tuple(damaged))
             except (WeightsError, KeyError, ValueError) as error:
                 damaged.append(summarize(error))

@@ -6,6 +6,7 @@ torchrun starts the ranks and describes them in environment variables. A process
 import os
 import time
 import uuid
+import warnings
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -212,10 +213,14 @@ def parallelize(model: nn.Module, config: ParallelConfig, ranks: Ranks) -> nn.Mo
     if config.mode == "fsdp2":
         for block in find_blocks(model):
             fully_shard(block)
-        # By default the root stays gathered after an evaluation and misses that the average was swapped out again.
-        fully_shard(model, reshard_after_forward=True)
+        fully_shard(model)
         return model
-    return DistributedDataParallel(model, device_ids=[ranks.device] if ranks.device.type == "cuda" else None)
+    # By default DDP sorts its buckets anew after the first step of a process. A bucket's order decides the order of
+    # additions with three or more ranks, so a resumed run would round differently. Searching for unused parameters
+    # keeps the buckets as they are.
+    warnings.filterwarnings("ignore", message="find_unused_parameters=True was specified")
+    device_ids = [ranks.device] if ranks.device.type == "cuda" else None
+    return DistributedDataParallel(model, device_ids=device_ids, find_unused_parameters=True)
 
 
 def find_blocks(model: nn.Module) -> list[nn.Module]:
@@ -233,6 +238,17 @@ def gradient_sync(model: nn.Module, *, enabled: bool) -> Iterator[None]:
     if isinstance(model, FSDPModule):
         model.set_requires_gradient_sync(enabled)
     yield
+
+
+def reshard(model: nn.Module) -> None:
+    """Free gathered parameters, so that the next forward pass gathers them again from the shards.
+
+    FSDP2 keeps the root gathered after a forward pass without a backward pass, and would miss that the shards have
+    changed since. torch 2.7 does so even with `reshard_after_forward=True`.
+    """
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()
 
 
 def gather_full(tensor: Tensor) -> Tensor:

@@ -47,8 +47,7 @@ def make_accuracy_evaluator(trainer: Trainer, source: ImageSource, *, workers: i
     _, rounds = plan_batches(trainer, len(source))
 
     def evaluate(stop: Callable[[], bool]) -> dict[str, float]:
-        trainer.model.eval()
-        with open_batches(trainer, source, workers=workers) as batches, trainer.state.ema_weights():
+        with open_batches(trainer, source, workers=workers) as batches, trainer.evaluation_mode():
             sums = sum_metrics(
                 trainer.model,
                 batches,
@@ -79,8 +78,7 @@ def make_loss_evaluator(
     ranks = trainer.ranks
 
     def evaluate(stop: Callable[[], bool]) -> dict[str, float]:
-        trainer.model.eval()
-        with open_batches(trainer, source, workers=workers) as batches, trainer.state.ema_weights():
+        with open_batches(trainer, source, workers=workers) as batches, trainer.evaluation_mode():
             loss, count, sums = sum_losses(trainer, objective, batches, images=len(source), stop=stop)
             examples = Subset(source, range(min(NUM_RECONSTRUCTIONS, len(source))))
             reconstruction = reconstruct(trainer, objective, examples)

@@ -4,7 +4,8 @@ Every random number of a step is a function of (seed, step, rank), so that the s
 contents alone. A step with a non-finite loss or gradient changes no weight.
 """
 
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,7 +22,7 @@ from vitkit.inference.engine import TRAINING_DTYPES
 from vitkit.objectives.base import Objective, PerImageRNG, SelfSupervised, training_use
 from vitkit.training.checkpoint import TrainState
 from vitkit.training.config import RunConfig
-from vitkit.training.distributed import Ranks, gradient_sync
+from vitkit.training.distributed import Ranks, gradient_sync, reshard
 from vitkit.training.optim import clip_gradients, gradient_norm, learning_rate, set_learning_rate
 
 LOG_NAMES = {"correct": "top1"}
@@ -131,6 +132,14 @@ class Trainer:
         if batch.features is not None:
             targets = torch.cat([targets, batch.features.to(self.ranks.device)], dim=1)
         return mix_batch(images, targets, mixup=augment.mixup, cutmix=augment.cutmix, rng=rng)
+
+    @contextmanager
+    def evaluation_mode(self) -> Iterator[None]:
+        """Set the model to evaluation mode, with the moving average of its weights if there is one."""
+        self.model.eval()
+        with self.state.ema_weights():
+            yield
+        reshard(self.model)
 
     def update(self, lr: float) -> None:
         """Update the weights and their moving average."""

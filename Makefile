@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 CONSTRAINTS := constraints.txt
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint $(CONSTRAINTS)
 
-.PHONY: setup demo test test-lowest soak check format bench docs notebooks clean
+.PHONY: setup demo test test-gpu test-lowest soak check format bench docs notebooks clean
 
 setup: $(VENV)/.dev
 
@@ -15,6 +15,10 @@ demo: $(VENV)/.user
 
 test: $(VENV)/.dev
 	$(BIN)/python -m pytest
+
+# Tests hide GPUs; these smoke tests use one.
+test-gpu: $(VENV)/.dev
+	VITKIT_TEST_GPU=1 $(BIN)/python -m pytest -n 0 tests/gpu
 
 # The lowest versions that pyproject.toml admits, in an environment of their own.
 test-lowest: constraints-lowest.txt pyproject.toml

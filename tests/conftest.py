@@ -19,6 +19,10 @@ from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 
 TESTS = Path(__file__).parent
+if (
+    "VITKIT_TEST_GPU" not in os.environ
+):  # figures of the tests are those of CPUs; processes that they start inherit this
+    os.environ |= {"CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": ""}
 WITHOUT_TYPE_CHECKS = {"api", "cli", "docs", "report", "security", "server", "training"}
 """Directories of tests of whole commands and public functions, where checks of shapes and types at run time take more
 than half of the time, and would reject wrong arguments before the function can explain them.

@@ -73,12 +73,15 @@ def check_precision(name: str) -> Precision:
 
 
 def resolve_device(name: str | torch.device, *, local_rank: int = 0) -> torch.device:
-    """Return a device; `auto` is CUDA, then MPS, then the CPU. `local_rank` selects the GPU of this process."""
+    """Return a device; `auto` is CUDA, then MPS, then the CPU. `local_rank` selects the GPU of this process.
+
+    A process that sees one GPU uses it, whatever its rank: `srun --gpus-per-task=1` hides those of other ranks.
+    """
     name = str(name)
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
     if name == "cuda":
-        name = f"cuda:{local_rank}"
+        name = f"cuda:{local_rank if torch.cuda.device_count() != 1 else 0}"
     try:
         return torch.empty(0, device=name).device
     except (RuntimeError, AssertionError) as error:

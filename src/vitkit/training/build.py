@@ -30,8 +30,6 @@ from vitkit.weights.load import load_bundle, load_stored_bundle
 from vitkit.zoo.registry import configure, create, find_variant
 from vitkit.zoo.variants import ModelConfig
 
-MAX_WORKERS = 8
-
 
 def resolve_model_config(config: RunConfig, *, num_classes: int, pretrained: ModelBundle | None) -> ModelConfig:
     """Return the model's configuration: that of the name or of the initial weights, with the run's changes."""
@@ -185,8 +183,8 @@ def final_weights(trainer: Trainer, model: nn.Module) -> tuple[dict[str, torch.T
 
 
 def resolve_workers(config: RunConfig) -> int:
-    """Return the number of loader processes of this rank: as configured, or its part of the cores, at most eight."""
+    """Return the number of loader processes of this rank: as configured, or its part of the cores but one."""
     if config.data.workers is not None:
         return config.data.workers
     local_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    return max(1, min(MAX_WORKERS, usable_cores() // local_ranks))
+    return max(1, usable_cores() // local_ranks - 1)

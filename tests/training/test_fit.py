@@ -1,5 +1,6 @@
 """Precision, TF32, micro-batches and out-of-memory errors on GPUs that are mocked."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import pytest
@@ -51,6 +52,10 @@ class SecondRank(Ranks):
     def broadcast_int(self, value: int) -> int:
         """Return the next value of the main rank."""
         return self.values.pop(0)
+
+    def all_reduce_sum(self, numbers: Sequence[int | float]) -> list[float]:
+        """Return that the main rank has finished its task."""
+        return [1.0]
 
 
 def bf16(config: RunConfig) -> RunConfig:

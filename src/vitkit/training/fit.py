@@ -12,7 +12,7 @@ from vitkit.core.formatting import format_bytes, format_plural
 from vitkit.inference.engine import TRAINING_DTYPES, TrainingPrecision, choose_training_precision
 from vitkit.model.config import ViTConfig
 from vitkit.training.config import RunConfig
-from vitkit.training.distributed import Ranks
+from vitkit.training.distributed import Ranks, run_on_main
 from vitkit.training.run_dir import RunDir
 from vitkit.zoo.cost import count_activation_bytes, count_parameters
 from vitkit.zoo.variants import ModelConfig
@@ -27,21 +27,23 @@ def resolve_precision(config: RunConfig, run_dir: RunDir, ranks: Ranks) -> RunCo
     The main rank decides, so that all ranks compute alike.
     """
     parallel, schedule, names = config.parallel, config.schedule, get_args(TrainingPrecision)
-    precision, accumulate = parallel.precision, schedule.accumulate
-    if ranks.is_main:
-        stored = run_dir.read_config() if run_dir.config.exists() else None
+
+    def decide(_: object) -> tuple[int, int]:
+        stored = run_dir.read_config() if run_dir.config.exists() else config
+        precision, accumulate = parallel.precision, schedule.accumulate
         if precision == "auto":
-            began_with = stored.parallel.precision if stored else "auto"
-            precision = choose_training_precision(ranks.device) if began_with == "auto" else began_with
-        if accumulate == "auto" and stored and stored.schedule.accumulate != "auto":
-            is_divisible = schedule.batch_size % (ranks.world_size * stored.schedule.accumulate) == 0
-            accumulate = stored.schedule.accumulate if is_divisible else "auto"
-    precision = names[ranks.broadcast_int(names.index(precision) if ranks.is_main else 0)]
-    micro_batches = ranks.broadcast_int(0 if accumulate == "auto" else accumulate)
+            precision = stored.parallel.precision
+        if precision == "auto":
+            precision = choose_training_precision(ranks.device)
+        if accumulate == "auto" and schedule.batch_size % (ranks.world_size * stored.schedule.micro_batches) == 0:
+            accumulate = stored.schedule.accumulate
+        return names.index(precision), 0 if accumulate == "auto" else accumulate
+
+    index, accumulate = map(ranks.broadcast_int, run_on_main(ranks, decide) or (0, 0))
     return replace(
         config,
-        parallel=replace(parallel, precision=precision),
-        schedule=replace(schedule, accumulate=micro_batches or "auto"),
+        parallel=replace(parallel, precision=names[index]),
+        schedule=replace(schedule, accumulate=accumulate or "auto"),
     )
 
 

@@ -147,22 +147,23 @@ def complete_run(context: RunContext) -> dict[str, object]:
     config = context.config
     preprocessing = resolve_preprocessing(config, model_config, pretrained)
     name, size = model_name(config, model_config, pretrained), format_size(model_config.image_size)
-    with explain_out_of_memory(config, ranks):
-        model = build_model(config, model_config, pretrained=pretrained, ranks=ranks, callback=callback)
-    parameters = sum(parameter.numel() for parameter in model.parameters())
-    callback.on_message(f"{name}: {parameters:,} parameters, images of {size} pixels, {intervals.total_steps:,} steps")
-    trainer = build_trainer(
-        config,
-        model,
-        preprocessing=preprocessing,
-        num_classes=len(labels),
-        total_steps=intervals.total_steps,
-        ranks=ranks,
-        teacher=teacher.select_classes(labels) if teacher else None,
-    )
     bundle = ModelBundle(name=name, config=model_config, state={}, preprocessing=preprocessing, labels=labels)
-    run_on_main(ranks, lambda _: write_description(context.run_dir.path, bundle))
     with explain_out_of_memory(config, ranks), tf32_products(config, ranks):
+        model = build_model(config, model_config, pretrained=pretrained, ranks=ranks, callback=callback)
+        parameters = sum(parameter.numel() for parameter in model.parameters())
+        callback.on_message(
+            f"{name}: {parameters:,} parameters, images of {size} pixels, {intervals.total_steps:,} steps"
+        )
+        trainer = build_trainer(
+            config,
+            model,
+            preprocessing=preprocessing,
+            num_classes=len(labels),
+            total_steps=intervals.total_steps,
+            ranks=ranks,
+            teacher=teacher.select_classes(labels) if teacher else None,
+        )
+        run_on_main(ranks, lambda _: write_description(context.run_dir.path, bundle))
         run_loop(context, trainer, data, intervals)
 
     weights, wrapper = final_weights(trainer, model)

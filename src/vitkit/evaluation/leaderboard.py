@@ -101,7 +101,8 @@ class Leaderboard(Result):
         """Yield ungrouped datasets, the mean over grouped ones, then each group with its datasets."""
         yield from (self._dataset_row(dataset) for dataset in self.datasets if dataset.group is None)
         if self.groups and self.mean_title is not None:
-            yield self._mean_row("mean", self.mean_title, groups=self.groups)
+            groups = [dataset.group for dataset in (*self.datasets, *self.missing) if dataset.group is not None]
+            yield self._mean_row("mean", self.mean_title, groups=groups)
         for group in self.groups:
             yield self._mean_row("group", group, groups=[group])
             yield from (self._dataset_row(dataset) for dataset in self.datasets if dataset.group == group)

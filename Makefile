@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 CONSTRAINTS := constraints.txt
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint $(CONSTRAINTS)
 
-.PHONY: setup demo test test-gpu test-lowest soak check format bench docs notebooks clean
+.PHONY: setup demo test test-gpu test-lowest soak check check-docs format bench docs notebooks clean
 
 setup: $(VENV)/.dev
 
@@ -47,6 +47,10 @@ bench: $(VENV)/.dev
 # Run the notebooks and store their outputs.
 notebooks: $(VENV)/.dev
 	$(BIN)/python tools/run_notebooks.py
+
+# The same as `make docs`, in the environment of the tests.
+check-docs: $(VENV)/.dev
+	$(BIN)/sphinx-build -W --keep-going -q -b dummy docs docs/_build/check
 
 docs: $(VENV)/.docs
 	$(BIN)/sphinx-build -W --keep-going -b html docs docs/_build/html

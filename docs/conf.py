@@ -49,6 +49,10 @@ PAGES = {
 """Modules with public names, in the order of the reference."""
 
 
+DESCRIBED: set[object] = set()
+"""Classes with a description; others that a page repeats are not indexed again."""
+
+
 def write_api_page(module: str, summary: str) -> None:
     """Write the page of a module: one section for each name of its `__all__`."""
     home = import_module(module)
@@ -58,7 +62,9 @@ def write_api_page(module: str, summary: str) -> None:
             continue
         value = getattr(home, name)
         kind = "autofunction" if inspect.isfunction(value) else "autoclass" if inspect.isclass(value) else "autodata"
-        sections += [f"## {name}", f"```{{eval-rst}}\n.. {kind}:: {module}.{name}\n   :no-index-entry:\n```"]
+        option = "no-index" if kind == "autoclass" and value in DESCRIBED else "no-index-entry"
+        DESCRIBED.add(value if kind == "autoclass" else name)
+        sections += [f"## {name}", f"```{{eval-rst}}\n.. {kind}:: {module}.{name}\n   :{option}:\n```"]
     (API / f"{module}.md").write_text("\n\n".join(sections) + "\n", encoding="utf-8")
 
 
@@ -68,7 +74,9 @@ for page, text in PAGES.items():
 
 def convert_markdown(*event: Any) -> None:
     """Convert Markdown tables in a docstring to `list-table` directives, in place, and escape bars around a term."""
-    lines: list[str] = event[-1]
+    _, kind, _, value, _, lines = event
+    if kind == "data" and lines[:1] == (inspect.getdoc(value) or "").splitlines()[:1]:
+        lines.clear()  # the docstring of its type, such as Union
     converted: list[str] = []
     for line in lines:
         if not line.startswith("|"):

@@ -300,3 +300,11 @@ def test_log_format_json_makes_messages_and_errors_json(
     assert records[-1]["hint"] == "pass a folder"
     main(["try"])
     assert capsys.readouterr().err.endswith("error: no images\nhint: pass a folder\n")
+
+
+def test_lists_need_no_torch() -> None:
+    program = "import sys; from vitkit.cli.main import main\n"
+    commands = (["models"], ["models", "B/*", "--json"], ["recipes"], ["recipes", "digits"])
+    program += "".join(f"assert main({command}) == 0\n" for command in commands) + "print('torch' in sys.modules)"
+    run = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
+    assert run.stdout.splitlines()[-1] == "False"

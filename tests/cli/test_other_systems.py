@@ -1,6 +1,7 @@
 """Commands on simulated macOS and Windows: subprocesses without the functions that those systems lack."""
 
 import fcntl
+import json
 import os
 import platform
 import shutil
@@ -88,6 +89,32 @@ def run_simulation(folder: Path, setup: str, *, workers: int) -> "subprocess.Com
         cwd=folder,
         check=False,
     )
+
+
+ASCII_SCRIPT = """
+import json, sys
+from vitkit.cli.main import main
+
+if __name__ == "__main__":
+    data, out, *settings = sys.argv[1:]
+    codes = [main(["train", data, "--from", "scratch", "--out", out, *settings]), main(["data", "check", data])]
+    codes += [main(["predict", out, data, "--json"]), main(["predict", out, f"{data}/cat/00.png"])]
+    print("exit codes", *codes)
+"""
+
+
+def test_file_names_under_an_ascii_locale(tmp_path):
+    data = photos(tmp_path / "photos", classes=("Kätzchen", "dog"), each=6)
+    (data / "Kätzchen/00.png").rename(data / "Kätzchen/süß.png")
+    (data / "dog").rename(data / "cat")
+    (tmp_path / "script.py").write_text(ASCII_SCRIPT, encoding="utf-8")
+    locale = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "PYTHONPATH": str(SOURCES)}
+    command = [sys.executable, tmp_path / "script.py", data, tmp_path / "run", *assigned(TINY, {"steps": 2})]
+    result = subprocess.run(command, capture_output=True, text=True, env=os.environ | locale, check=False)
+    assert result.stdout.splitlines()[-1] == "exit codes 0 0 0 0", result.stderr
+    rows = [json.loads(line) for line in result.stdout.splitlines() if line.startswith('{"file"')]
+    assert f"{data}/Kätzchen/süß.png" in {row["file"] for row in rows}
+    assert {each["label"] for each in rows[0]["predictions"]} == {"Kätzchen", "cat"}
 
 
 def exit_codes(result: "subprocess.CompletedProcess[str]") -> dict[str, str]:

@@ -45,6 +45,23 @@ def escape_surrogates(text: str) -> str:
     return text.encode("utf-8", "backslashreplace").decode()
 
 
+def text_of_name(name: str) -> str:
+    r"""Return a file name as text. If the locale is not UTF-8, listings have escaped bytes instead of characters.
+
+    >>> text_of_name("Z\udcc3\udcbcrich")
+    'Zürich'
+    """
+    try:
+        return name.encode("utf-8", "surrogateescape").decode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:  # another lone surrogate, which no file name has
+        return name
+
+
+def name_of_text(text: str) -> str:
+    """Return the file name that functions of the operating system take: the reverse of `text_of_name`."""
+    return os.fsdecode(text.encode("utf-8", "surrogateescape"))
+
+
 def read_bytes(path: Path | str, *, max_bytes: int) -> bytes:
     """Read a regular file of at most `max_bytes`; raise OSError for any other file.
 

@@ -11,7 +11,7 @@ from PIL import Image
 from torch import Tensor
 
 from vitkit.core.errors import DataError, InputError, summarize
-from vitkit.core.files import read_bytes
+from vitkit.core.files import name_of_text, read_bytes
 from vitkit.data.dataset import UNLABELED, ConcatSource, ImageSource, StoredImage, hash_image
 from vitkit.data.decode import ImageLike
 from vitkit.data.decode_limits import DEFAULT_LIMITS
@@ -39,11 +39,11 @@ class ImageFiles(NamedSource):
 
     def read(self, index: int) -> StoredImage:
         """Return the bytes of the file."""
-        return read_bytes(self.name(index), max_bytes=DEFAULT_LIMITS.max_bytes)
+        return read_bytes(name_of_text(self.name(index)), max_bytes=DEFAULT_LIMITS.max_bytes)
 
     def locate(self, index: int) -> tuple[str, int]:
         """Return the path of the file."""
-        return os.path.abspath(self.name(index)), 0  # noqa: PTH100 - a million Paths are slow
+        return os.path.abspath(name_of_text(self.name(index))), 0  # noqa: PTH100 - a million Paths are slow
 
 
 class DatasetImages(ImageSource):

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitkit.core.errors import DataError
-from vitkit.core.files import escape_surrogates, read_bytes
+from vitkit.core.files import escape_surrogates, name_of_text, read_bytes, text_of_name
 from vitkit.data.dataset import UNLABELED, Dataset, ImageSource, StoredImage
 from vitkit.data.decode_limits import DEFAULT_LIMITS
 from vitkit.data.layouts.files import shorten_list
@@ -49,7 +49,7 @@ class NamedSource(ImageSource):
     names: Sequence[str]
 
     def __post_init__(self) -> None:
-        self.classes = tuple(map(escape_surrogates, self.classes))
+        self.classes = tuple(escape_surrogates(text_of_name(name)) for name in self.classes)
         self.names = PackedNames(self.names)
 
     def name(self, index: int) -> str:
@@ -65,11 +65,11 @@ class FileSource(NamedSource):
 
     def read(self, index: int) -> StoredImage:
         """Return the bytes of the file."""
-        return read_bytes(f"{self.root}/{self.names[index]}", max_bytes=DEFAULT_LIMITS.max_bytes)
+        return read_bytes(f"{self.root}/{name_of_text(self.names[index])}", max_bytes=DEFAULT_LIMITS.max_bytes)
 
     def locate(self, index: int) -> tuple[str, int]:
         """Return the path of the file."""
-        return f"{self.absolute_root}/{self.names[index]}", 0
+        return f"{self.absolute_root}/{name_of_text(self.names[index])}", 0
 
     @cached_property
     def absolute_root(self) -> str:
@@ -186,7 +186,7 @@ def number_names(prefix: str, count: int) -> list[str]:
 
 def check_files(root: Path, names: Sequence[str], *, where: str) -> None:
     """Raise DataError if files of a list do not exist."""
-    if missing := [name for name in names if not (root / name).is_file()]:
+    if missing := [name for name in names if not (root / name_of_text(name)).is_file()]:
         got = f"{len(missing)} of {len(names)} files missing"
         raise DataError(f"{where} lacks {shorten_list(missing)}", got=got, hint="unpack the images again")
 

@@ -2,7 +2,6 @@
 
 import csv
 import json
-import os
 import re
 import stat
 from collections import Counter
@@ -14,6 +13,7 @@ from pathlib import Path, PurePosixPath
 import numpy as np
 
 from vitkit.core.errors import DataError
+from vitkit.core.files import name_of_text
 from vitkit.data.dataset import Dataset
 from vitkit.data.layouts.base import MAX_CLASSES, make_file_dataset, name_classes, number_class_names
 from vitkit.data.layouts.files import iterate_lines, list_directory, parse_split, read_list, shorten_list
@@ -198,7 +198,7 @@ def read_jsonl(manifest: Path) -> Iterator[tuple[int, Values]]:
 def check_relative_path(name: str, *, where: str) -> str:
     """Return a normalized relative path; raise DataError if it could leave the directory of the dataset."""
     try:
-        os.fsencode(name)
+        name_of_text(name)
     except UnicodeEncodeError as error:
         raise DataError(f"{where}: {name!r} is not valid text", hint="write file names as UTF-8") from error
     path = PurePosixPath(name)
@@ -229,7 +229,7 @@ def check_row_files(rows: Iterable[ManifestRow], *, root: Path) -> Iterator[Mani
     count = 0
     for row in rows:
         count += 1
-        path = root / row.file_name
+        path = root / name_of_text(row.file_name)
         try:
             parent = parents.get(path.parent) or parents.setdefault(path.parent, path.parent.resolve(strict=True))
             mode = path.lstat().st_mode

@@ -82,8 +82,8 @@ class AutoRequest:
     def key(self) -> dict[str, object]:
         """Return what must be equal for a run to be resumed."""
         settings = flatten_settings(to_mapping(self.tuned))
-        given = {name: settings.get(name) for name in (*self.fixed, "data.path", "seed") if name != "data.workers"}
-        return {"minutes": self.minutes, "settings": given, "scratch": self.scratch is not None}
+        chosen = {name: settings.get(name) for name in (*self.fixed, "data.path", "seed") if name != "data.workers"}
+        return {"minutes": self.minutes, "settings": chosen, "scratch": self.scratch is not None}
 
 
 @dataclass(kw_only=True)
@@ -559,8 +559,8 @@ def check_photos(data: RunData, callback: Callback) -> None:
         )
     if are_identical(data.train):
         raise DataError(f"all {len(data.train)} training images are identical", hint="check how they were copied")
-    judged = count_labels(data.val, len(data.classes))
-    if missing := [name for name, count in zip(data.classes, judged, strict=True) if count == 0]:
+    counts = count_labels(data.val, len(data.classes))
+    if missing := [name for name, count in zip(data.classes, counts, strict=True) if count == 0]:
         callback.on_warning(
             f"{list_names(missing)}: too few images to hold any out; the accuracy is that of the others"
         )

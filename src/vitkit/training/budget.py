@@ -78,7 +78,7 @@ class TrialRecord:
 
 @dataclass(frozen=True, kw_only=True)
 class Selection:
-    """What was tried before the final run, and the best of it, whose model the final one must beat."""
+    """Records of probes and trials before the final run, and the best of them, whose model the final one must beat."""
 
     records: tuple[TrialRecord, ...]
     best: TrialRecord
@@ -124,8 +124,8 @@ def plan_trials(
     trials: list[TrialPlan] = []
     if is_pretrained:
         grid = [
-            ("all", 3e-4, FULL_COST),
             ("all", 1e-4, FULL_COST),
+            ("all", 3e-4, FULL_COST),
             ("lora", 1e-3, LORA_COST),
             ("head", 1e-3, HEAD_COST),
             ("all", 1e-3, FULL_COST),

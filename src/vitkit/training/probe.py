@@ -61,8 +61,9 @@ class Prober:
         solution = solve_ridge(train.features, train.targets, num_classes=num_classes)
         choices = [solution.leave_one_out_logits(train.features, train.targets, l2=l2) for l2 in L2_GRID]
         scores = [accuracy(logits, train.targets) for logits in choices]
-        best = [index for index, score in enumerate(scores) if score == max(scores)]
-        chosen = best[len(best) // 2]
+        error = float(np.sqrt(max(scores) * (1 - max(scores)) / len(source)))
+        # The strongest penalty that is as good: small weights, which training does not destroy in its first steps.
+        chosen = max(index for index, score in enumerate(scores) if score >= max(scores) - 0.5 * error)
         head = temperature_scaled(solution.head(L2_GRID[chosen]), choices[chosen], train.targets)
         logits = head(held_out.features)
         return Probe(
@@ -70,7 +71,7 @@ class Prober:
             top1=accuracy(logits, held_out.targets),
             loss=float(functional.cross_entropy(logits, held_out.targets)),
             loo_top1=scores[chosen],
-            loo_error=float(np.sqrt(scores[chosen] * (1 - scores[chosen]) / len(source))),
+            loo_error=error,
         )
 
     @torch.no_grad()

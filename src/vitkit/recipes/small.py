@@ -39,7 +39,8 @@ def folder() -> RunConfig:
 def finetune_folder() -> RunConfig:
     """Return the fine-tuning run: Adam, less sensitive to the rate than Table 4's SGD, with layer-wise decay.
 
-    A rate of 1e-3 unlearns the features of few photos: 79 % of ants and bees, where 3e-4 gives 82 % and 1e-4 84 %.
+    Rates of 1e-3, 3e-4 and 1e-4 gave 79, 82 and 84 % of 153 photos of ants and bees (embedded weights with a fitted
+    head, 85 % before; 40 steps, one seed: the differences are within the interval).
     """
     return RunConfig(
         model=ModelChoice(new_head=True),

@@ -48,11 +48,11 @@ from vitkit.training.budget import (
 from vitkit.training.build import fit_channels, load_pretrained, resolve_model_config, resolve_workers
 from vitkit.training.callbacks import Callback, StepMetrics
 from vitkit.training.config import RunConfig
-from vitkit.training.data import RunData, open_run_data
+from vitkit.training.data import RunData, check_finished_data, open_run_data
 from vitkit.training.distributed import Ranks, join_ranks, run_on_main
 from vitkit.training.probe import Probe, Prober, resize_bundle
 from vitkit.training.run import RunResult, run_training
-from vitkit.training.run_dir import AUTO_DIR, RunContext, RunDir, explain_io_errors, read_metrics
+from vitkit.training.run_dir import AUTO_DIR, FINGERPRINT_PREFIX, RunContext, RunDir, explain_io_errors, read_metrics
 from vitkit.weights.artifact import ALL_FILES, read_artifact, write_artifact
 from vitkit.weights.load import EMBEDDED, load_stored_bundle
 from vitkit.zoo.registry import create
@@ -143,6 +143,7 @@ def run_within_budget(
         state = read_state(run_dir)
         check_same_request(run_dir, state, request)
         if (summary := run_dir.read_summary()) is not None:
+            check_finished_data(run_dir, ranks=ranks, dataset=dataset)
             return RunResult(run_dir, summary, already_finished=True)
         shared = clock if ranks.world_size == 1 else lambda: ranks.broadcast_int(int(1000 * clock())) / 1000
         budget = TimeBudget(seconds=60 * request.minutes, clock=shared, spent=state.seconds if state else 0.0)
@@ -176,7 +177,13 @@ def rollback(run_dir: RunDir, new_dirs: Sequence[Path]) -> None:
     """Remove what a run has written before its first trial."""
     for name in (AUTO_DIR, PROBE):
         shutil.rmtree(run_dir.path / name, ignore_errors=True)
-    for file in (*(run_dir.path / name for name in ALL_FILES), run_dir.data, run_dir.bad_files, run_dir.trials):
+    for file in (
+        *(run_dir.path / name for name in ALL_FILES),
+        run_dir.data,
+        run_dir.bad_files,
+        run_dir.trials,
+        *run_dir.path.glob(f"{FINGERPRINT_PREFIX}*.npz"),
+    ):
         file.unlink(missing_ok=True)
     for file in run_dir.path.glob(".lock*"):
         file.unlink(missing_ok=True)

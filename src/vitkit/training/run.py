@@ -38,7 +38,7 @@ from vitkit.training.build import (
 from vitkit.training.callbacks import Callback
 from vitkit.training.checkpoint import Checkpoints, TrainState
 from vitkit.training.config import RunConfig
-from vitkit.training.data import RunData, open_run_data
+from vitkit.training.data import RunData, check_finished_data, open_run_data
 from vitkit.training.distributed import Ranks, join_ranks, run_on_main
 from vitkit.training.evaluation import make_evaluator
 from vitkit.training.finalize import finalize_run
@@ -111,6 +111,7 @@ def run_training(
         config = resolve_precision(config, run_dir, ranks)
         stack.enter_context(claim_run_dir(run_dir, config, ranks=ranks, decisions=decisions))
         if (summary := run_dir.read_summary()) is not None:
+            check_finished_data(run_dir, ranks=ranks, dataset=dataset)
             return RunResult(run_dir, summary, already_finished=True)
         context = RunContext(
             config=config,

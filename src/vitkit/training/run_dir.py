@@ -5,6 +5,7 @@ decisions.json         what was chosen for the user, and why
 trials.json, trials/   what was tried within a time budget before the final run; probe/ is the first model
 model.json             description of the model, for its checkpoints
 data.json              sizes and fingerprints of the splits
+data-train.npz …       name, label, file status and checksum of each image of a split
 bad_files.csv          unreadable images and the reasons
 metrics.jsonl          log that every repetition of the run reproduces
 speed.jsonl            log of the speed, which depends on the machine
@@ -57,6 +58,8 @@ TRIALS_DIR = "sweep"
 """Directory of the trials of a sweep in that of the final run."""
 AUTO_DIR = "trials"
 """Directory of the trials of a time budget."""
+FINGERPRINT_PREFIX = "data-"
+"""Prefix of the files with the fingerprints of splits."""
 MODEL_DIRS = ("init-", "teacher-")
 """Prefixes of the directories of models that were given in memory."""
 
@@ -254,6 +257,7 @@ def rollback(run_dir: RunDir) -> None:
         run_dir.metrics,
         run_dir.speed,
         run_dir.model,
+        *run_dir.path.glob(f"{FINGERPRINT_PREFIX}*.npz"),
         run_dir.config,
     )
     for file in files:

@@ -111,6 +111,10 @@ def test_missing_command_prints_help_to_stderr(capsys: pytest.CaptureFixture[str
         (["docter"], ["error: no such command 'docter'", "hint: did you mean doctor?"]),
         (["xyzzy"], ["error: no such command 'xyzzy'", "hint: run vitkit --help"]),
         (["doctor", "--jsn"], ["error: no such option '--jsn'", "hint: did you mean --json?"]),
+        (
+            ["train", "digits", "--epochs", "5"],
+            ["error: no such option '--epochs'", "hint: settings have no dashes: epochs=VALUE"],
+        ),
         (["doctor", "B/16"], ["error: got unexpected extra argument (B/16)", "hint: run vitkit doctor --help"]),
         (["\x1b[31mred"], [r"error: no such command '\x1b[31mred'", "hint: run vitkit --help"]),
     ],

@@ -1,5 +1,6 @@
 """Common parts of the commands that train: options, and printing of results."""
 
+import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -59,10 +60,13 @@ def print_run(run: "Run", *, as_json: bool) -> None:
     print_selection(summary.get("selection"))
     title = "Already finished, nothing was changed" if run.already_finished else "Finished"
     files = [("report", str(run.report_path)), ("weights", str(run.path / "model.safetensors"))]
-    next_step = ("evaluate on other images", f"vitkit eval {run.path} OTHER-FOLDER")
+    path = shlex.quote(str(run.path))
+    next_steps = [("evaluate on other images", f"vitkit eval {path} OTHER-FOLDER")]
     if summary.get("classes") == 0:
-        next_step = ("fine-tune", f"vitkit finetune {run.path} LABELED-FOLDER --out NEW")
-    print_sections({title: summary_rows(summary) + files, "Next": [next_step]})
+        next_steps = [("fine-tune", f"vitkit finetune {path} LABELED-FOLDER --out NEW")]
+    if suggestion := summary.get("suggestion"):
+        next_steps.insert(0, ("use pretrained weights", str(suggestion)))
+    print_sections({title: summary_rows(summary) + files, "Next": next_steps})
 
 
 def summary_rows(summary: Mapping[str, object]) -> list[tuple[str, str]]:
@@ -82,7 +86,9 @@ def summary_rows(summary: Mapping[str, object]) -> list[tuple[str, str]]:
     elif isinstance(validation, Mapping):
         rows.append(("validation", f"loss {validation['val_loss']:.4f}"))
     if isinstance(compute, Mapping) and compute.get("images_per_second"):
-        speed = f"{compute['images_per_second']:,.0f} images/s, {compute['utilization']:.0%} of peak"
+        utilization = compute.get("utilization")
+        of_peak = "" if utilization is None else f", {utilization:.0%} of peak"
+        speed = f"{compute['images_per_second']:,.0f} images/s{of_peak}"
         rows += [("speed", speed), ("time", f"{format_clock(compute['seconds'])} of training steps")]
     return rows
 

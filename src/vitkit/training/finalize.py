@@ -2,6 +2,7 @@
 
 import io
 import platform
+import shlex
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -42,11 +43,15 @@ from vitkit.zoo.cost import EXA, TRAINING_FACTOR
 IMAGE_ARRAYS = ("targets", "predictions", "confidences", "target_probabilities")
 NUM_MISTAKES = 24
 """Number of misclassified images in the report."""
+POOR_TOP1 = 0.7
+"""Accuracy below which pretrained weights are suggested."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ComputeStats:
     """Compute of a run. FLOPs are 2 × multiply-adds; `utilization` is the fraction of the measured peak.
+
+    It is None if the run was faster than the peak, which then was measured on a busy machine or in another precision.
 
     `seconds` is the time of the training steps, without evaluation, saving and pauses.
     """
@@ -138,6 +143,8 @@ def finalize_run(
     } | ({"selection": tried} if tried else {})
     if evaluation:
         write_arrays(run_dir, evaluation.result)
+    if suggestion := suggest_pretrained(config, evaluation.result.top1 if evaluation else None):
+        summary["suggestion"] = suggestion
     write_json(run_dir.summary, summary)
     return summary
 
@@ -249,7 +256,11 @@ def render_report(
             speed=(Panel(title="Images per second", series=speed),),
             environment=environment_rows(),
             bad_files=data.bad,
-            next_steps=next_steps(run_dir, needs_labels=needs_labels),
+            next_steps=next_steps(
+                run_dir,
+                needs_labels=needs_labels,
+                suggestion=suggest_pretrained(config, evaluation.result.top1 if evaluation else None),
+            ),
         )
     )
 
@@ -343,11 +354,14 @@ def compute_rows(compute: ComputeStats) -> tuple[tuple[str, str], ...]:
         ("Images seen", f"{compute.images_seen:,}"),
         ("Total FLOPs", f"{compute.exaflops:.3g} exaFLOPs"),
     ]
-    if compute.seconds and compute.images_per_second and compute.flops_per_second and compute.utilization is not None:
+    if compute.seconds and compute.images_per_second and compute.flops_per_second:
         rows += [
             ("Training time", format_clock(compute.seconds)),
             ("Images per second", f"{compute.images_per_second:,.0f}"),
             ("FLOPs per second", f"{compute.flops_per_second / 1e9:,.0f} GFLOP/s"),
+        ]
+    if compute.utilization is not None:
+        rows += [
             ("Utilization", f"{compute.utilization:.0%} of the peak"),
             ("Peak, float32 matrix products", f"{compute.peak_flops_per_second / 1e9:,.0f} GFLOP/s measured"),
         ]
@@ -367,15 +381,24 @@ def environment_rows() -> tuple[tuple[str, str], ...]:
     )
 
 
-def next_steps(run_dir: RunDir, *, needs_labels: bool) -> tuple[tuple[str, str], ...]:
-    """Return commands that use the model."""
-    run = run_dir.path.name
+def suggest_pretrained(config: RunConfig, top1: float | None) -> str | None:
+    """Return a command that starts from pretrained weights if a model that was trained from scratch is poor."""
+    if top1 is None or top1 >= POOR_TOP1 or config.model.init is not None:
+        return None
+    return f"vitkit train {shlex.quote(config.data.path)} --from auto --out NEW"
+
+
+def next_steps(run_dir: RunDir, *, needs_labels: bool, suggestion: str | None = None) -> tuple[tuple[str, str], ...]:
+    """Return commands that use the model, or make a better one."""
+    run = shlex.quote(str(run_dir.path))
     if not needs_labels:
         return (
             ("Fine-tune it on labeled images", f"vitkit finetune {run} LABELED-FOLDER --out NEW"),
             ("Evaluate its features", f"vitkit fewshot {run} LABELED-FOLDER"),
         )
+    better = [("Start from pretrained weights, which need fewer images", suggestion)] if suggestion else []
     return (
+        *better,
         ("Evaluate it on other images", f"vitkit eval {run} OTHER-FOLDER"),
         ("Fine-tune it on other classes", f"vitkit finetune {run} OTHER-FOLDER --out NEW"),
     )
@@ -396,6 +419,7 @@ def measure_compute(
     waits = [value for record in speed if isinstance(value := record.get("data_wait"), float)]
     rate = median(rates) if rates else None
     peak = measure_peak_flops(device) * ranks
+    utilization = rate * flops / peak if rate else None
     return ComputeStats(
         parameters=parameters,
         images_seen=images_seen,
@@ -406,7 +430,7 @@ def measure_compute(
         data_wait=mean(waits) if waits else None,
         flops_per_second=rate * flops if rate else None,
         peak_flops_per_second=peak,
-        utilization=rate * flops / peak if rate else None,
+        utilization=utilization if utilization is not None and utilization <= 1 else None,
         device=str(device),
         ranks=ranks,
         threads=torch.get_num_threads(),

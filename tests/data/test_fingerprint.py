@@ -193,14 +193,14 @@ def test_overwritten_file_with_same_size_and_time_is_found(photos: Path, cache: 
 
 
 def test_added_removed_and_relabeled_images_are_described(tmp_path: Path, cache: ImageCache) -> None:
-    def listed(lines: str) -> Fingerprint:
+    def fingerprint_lines(lines: str) -> Fingerprint:
         (tmp_path / "labels.csv").write_text("file_name,label\n" + lines)
         return fingerprint_contents(open_dataset(tmp_path).first_split, cache=cache)
 
     for number in range(4):
         (tmp_path / f"{number}.png").write_bytes(png(number))
-    before = listed("0.png,cat\n1.png,dog\n2.png,dog\n")
-    after = listed("0.png,dog\n1.png,dog\n3.png,cat\n")
+    before = fingerprint_lines("0.png,cat\n1.png,dog\n2.png,dog\n")
+    after = fingerprint_lines("0.png,dog\n1.png,dog\n3.png,cat\n")
     assert describe_changes(before, after) == (
         "1 image with another label: 0.png (cat → dog); 1 image added: 3.png; 1 image removed: 2.png"
     )

@@ -153,13 +153,6 @@ def run_python(code: str, names: dict[str, Any], *, where: str) -> None:
     assert arrows == code.count("# →"), f"{where}: an arrow belongs after an expression, with two spaces before it"
 
 
-@examples
-def test_python_examples_run_and_print_what_they_show(page: Path) -> None:
-    names: dict[str, Any] = {"__name__": "example"}
-    for number, code in enumerate(blocks(read(page), "python"), start=1):
-        run_python(code, names, where=f"{page.name}, Python block {number}")
-
-
 # The command line
 
 
@@ -278,6 +271,14 @@ def test_commands_run_and_print_what_is_shown(
             assert_shown(mask_numbers(output), mask_numbers(shown), where=page.name)
         else:
             assert_shown(output, shown, where=f"{page.name}: {line}")
+
+
+@examples
+@pytest.mark.usefixtures("folder_with_photos", "one_step")
+def test_python_examples_run_and_print_what_they_show(page: Path) -> None:
+    names: dict[str, Any] = {"__name__": "example"}
+    for number, code in enumerate(blocks(read(page), "python"), start=1):
+        run_python(code, names, where=f"{page.name}, Python block {number}")
 
 
 def test_mistakes_in_commands_that_are_not_run_are_detected() -> None:

@@ -1,6 +1,8 @@
 """Tests of verification against stored logits and against the libraries of origin."""
 
+from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
@@ -151,8 +153,10 @@ def test_misread_file_disagrees(tmp_path: Path, name: str, monkeypatch: pytest.M
 
 
 def test_broken_library_is_reported(tmp_path, monkeypatch) -> None:
-    def broken(name: str) -> None:
-        raise RuntimeError("operator timm::nms does not exist")
+    def broken(name: str, package: str | None = None) -> ModuleType:
+        if name.startswith("timm"):
+            raise RuntimeError("operator timm::nms does not exist")
+        return import_module(name, package)
 
     import_timm()
     path = write_file(tmp_path, "timm")

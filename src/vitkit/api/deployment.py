@@ -65,7 +65,7 @@ def benchmark(
 
     >>> import vitkit
     >>> model = vitkit.create("Ti/16", image_size=32, num_classes=10, settings={"depth": 1})
-    >>> result = vitkit.benchmark(model, batch_size=[2], precision=["fp32"], seconds=0, progress=False)
+    >>> result = vitkit.benchmark(model, batch_size=[2], precision=["fp32"], seconds=0.0, progress=False)
     >>> result.rows[0].engine, result.rows[0].batch_size, result.rows[0].images_per_second > 0
     ('torch, eager', 2, True)
     """

@@ -42,5 +42,7 @@ def command(
 
     if data is not None and "=" in data and recipe is not None:  # --recipe alone, with settings
         settings, data = (data, *settings), None
+    if data is None and recipe is None:
+        raise click.UsageError("missing argument 'DATA|RECIPE|FILE.toml'")
     run = vitkit.train(data, out=out, init=init, minutes=minutes, recipe=recipe, settings=parse_assignments(settings))
     print_run(run, as_json=as_json)

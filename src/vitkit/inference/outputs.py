@@ -71,7 +71,7 @@ class PredictionFile:
             metadata = self.metadata_path.read_bytes()
         except OSError:
             metadata = b""
-        self._check_header(self.path, metadata, hint="choose another out, or delete it and its .json file")
+        self._check_header(self.path, metadata, hint="choose another out (--out), or delete it and its .json file")
         with contextlib.suppress(OSError):  # left over if the process was killed in the last step
             self.partial_path.unlink()
         return True
@@ -144,7 +144,9 @@ class PredictionFile:
                 break
             count, end = count + 1, end + len(line)
         if count:
-            self._check_header(self.partial_path, header, hint="choose another out, or delete it to start again")
+            self._check_header(
+                self.partial_path, header, hint="choose another out (--out), or delete it to start again"
+            )
         self.file.truncate(end if count else 0)
         self.file.seek(0, os.SEEK_END)
         if not count:

@@ -161,7 +161,7 @@ def run_within_budget(
 
 def check_same_request(run_dir: RunDir, state: AutoState | None, request: AutoRequest) -> None:
     """Raise an error if the directory holds another run."""
-    hint = "choose another out, or repeat the settings to resume"
+    hint = "choose another out (--out), or repeat the settings to resume"
     if state is None:
         if run_dir.config.exists():
             raise ConfigError(f"{run_dir.path} holds a run without a time budget", hint=hint)

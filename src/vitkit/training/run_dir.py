@@ -102,7 +102,7 @@ class RunDir:
 
     def create(self) -> None:
         """Create the directory, if it does not exist."""
-        hint = "choose another out"
+        hint = "choose another out (--out)"
         try:
             self.path.mkdir(parents=True, exist_ok=True)
         except FileExistsError as error:
@@ -123,7 +123,7 @@ class RunDir:
             raise TrainingError(
                 f"{self.path} holds other files: {', '.join(others[:3])}{' …' if len(others) > 3 else ''}",
                 expected="a new or empty directory, or that of an earlier run",
-                hint="choose another out",
+                hint="choose another out (--out)",
             )
         if decisions:
             write_text(self.decisions, json.dumps(decisions, indent=2) + "\n")
@@ -160,7 +160,7 @@ class RunDir:
         if (difference := find_difference(self.read_config(), config)) is None:
             return
         key, old, new = difference
-        hint = "choose another out, or repeat the settings to resume"
+        hint = "choose another out (--out), or repeat the settings to resume"
         if key == "data.path" and is_pairs_path(old) and is_pairs_path(new):
             raise DataError(f"{self.path}: the images have changed since the run began", hint=hint)
         raise ConfigError(f"{self.path} holds a run with {key}={old}, not {new}", hint=hint)
@@ -276,7 +276,7 @@ def explain_io_errors(run_dir: RunDir) -> Iterator[None]:
         raise TrainingError(
             f"{error.filename or run_dir.path}: {error.strerror or error}",
             hint=f"{'free disk space' if is_full else 'repair the disk'} and run the same command again, "
-            "or choose another out",
+            "or choose another out (--out)",
         ) from error
 
 

@@ -3,9 +3,10 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
+CONSTRAINTS := constraints.txt
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint $(CONSTRAINTS)
 
-.PHONY: setup demo test soak check format bench docs clean
+.PHONY: setup demo test test-gpu test-lowest soak check check-docs format bench docs notebooks clean
 
 setup: $(VENV)/.dev
 
@@ -14,6 +15,14 @@ demo: $(VENV)/.user
 
 test: $(VENV)/.dev
 	$(BIN)/python -m pytest
+
+# Tests hide GPUs; these smoke tests use one.
+test-gpu: $(VENV)/.dev
+	VITKIT_TEST_GPU=1 $(BIN)/python -m pytest -n 0 tests/gpu
+
+# The lowest versions that pyproject.toml admits, in an environment of their own.
+test-lowest: constraints-lowest.txt pyproject.toml
+	$(MAKE) test VENV=.venv-lowest CONSTRAINTS=constraints-lowest.txt
 
 soak: $(VENV)/.dev
 	$(BIN)/python tests/soak/soak.py --full
@@ -35,6 +44,14 @@ bench: $(VENV)/.dev
 	$(BIN)/python bench/training.py --write BENCHMARKS.md
 	$(BIN)/python bench/engines.py --write BENCHMARKS.md
 
+# Run the notebooks and store their outputs.
+notebooks: $(VENV)/.dev
+	$(BIN)/python tools/run_notebooks.py
+
+# The same as `make docs`, in the environment of the tests.
+check-docs: $(VENV)/.dev
+	$(BIN)/sphinx-build -W --keep-going -q -b dummy docs docs/_build/check
+
 docs: $(VENV)/.docs
 	$(BIN)/sphinx-build -W --keep-going -b html docs docs/_build/html
 	@echo "open docs/_build/html/index.html"
@@ -42,19 +59,26 @@ docs: $(VENV)/.docs
 clean:
 	rm -rf $(VENV) docs/_build .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
-# Stamp files: an environment is updated when the dependencies or their pins change.
-$(VENV)/bin/python:
-	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "vitkit needs Python 3.11 or newer; try make PYTHON=python3.12")'
-	$(PYTHON) -m venv $(VENV)
+# Stamp files: an environment is updated when the dependencies or their pins change. One that is incomplete or has an old
+# Python is not repaired, because it may be the user's.
+CHECK_PYTHON := import sys; sys.exit(sys.version_info < (3, 11) and "vitkit needs Python 3.11 or newer; try make PYTHON=python3.12")
+CHECK_VENV := import pip, sys; sys.exit(sys.version_info < (3, 11))
 
-$(VENV)/.user: pyproject.toml constraints.txt | $(VENV)/bin/python
+$(VENV)/.created:
+	@$(PYTHON) -c '$(CHECK_PYTHON)'
+	@if [ -e $(VENV) ] && ! $(BIN)/python -c '$(CHECK_VENV)' 2>/dev/null; then \
+	  echo "$(VENV) is incomplete or has a Python older than 3.11: delete it and run make again" >&2; exit 1; fi
+	@[ -e $(VENV) ] || $(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); exit 1; }
+	@touch $@
+
+$(VENV)/.user: pyproject.toml $(CONSTRAINTS) | $(VENV)/.created
 	$(INSTALL) --editable .
 	@touch $@
 
-$(VENV)/.dev: pyproject.toml constraints.txt | $(VENV)/bin/python
+$(VENV)/.dev: pyproject.toml $(CONSTRAINTS) | $(VENV)/.created
 	$(INSTALL) --editable '.[dev]'
 	@touch $@ $(VENV)/.user
 
-$(VENV)/.docs: pyproject.toml constraints.txt | $(VENV)/bin/python
+$(VENV)/.docs: pyproject.toml $(CONSTRAINTS) | $(VENV)/.created
 	$(INSTALL) --editable '.[docs]'
 	@touch $@ $(VENV)/.user

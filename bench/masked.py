@@ -15,8 +15,8 @@ import torch
 from timing import interleave, warm_up
 
 from vitkit.core.shapes import Float, Int, Tensor
-from vitkit.model.masked import MaskedAutoencoder
 from vitkit.model.patches import sample_patches
+from vitkit.model.pretraining import MaskedAutoencoder
 from vitkit.model.pretraining_config import MAEConfig
 from vitkit.model.vit import ViT
 from vitkit.zoo.registry import create

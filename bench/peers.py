@@ -72,7 +72,7 @@ def import_peer(name: str) -> Any:
 def build(candidate: Candidate, model: str, *, activation: Activation) -> nn.Module:
     """Build a candidate's model with its own initial weights."""
     if candidate == "vitkit":
-        return vitkit.create(model, settings=[f"block.activation={activation}"])
+        return vitkit.create(model, settings={"block.activation": activation})
     if candidate == "timm":
         layer = None if activation == "gelu_erf" else activation
         return import_peer("timm").create_model(TIMM_NAMES[model], act_layer=layer)

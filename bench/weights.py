@@ -31,6 +31,7 @@ from timing import interleave
 
 import vitkit
 from vitkit.cli.weights import command
+from vitkit.core.config import parse_assignments
 
 Loader = Literal["vitkit, artifact", "vitkit, timm directory", "timm, local-dir", "timm, checkpoint_path"]
 LOADERS: tuple[Loader, ...] = get_args(Loader)
@@ -118,7 +119,7 @@ def convert(path: Path, out: Path, to: str) -> None:
 
 def write_formats(model: str, path: Path, *settings: str) -> None:
     """Write a model in every format, with weights that are quick to draw."""
-    created = vitkit.create(model, settings=settings, device="meta").to_empty(device="cpu")
+    created = vitkit.create(model, settings=parse_assignments(settings), device="meta").to_empty(device="cpu")
     with torch.no_grad():
         for parameter in created.parameters():
             parameter.uniform_(-0.01, 0.01)
@@ -218,7 +219,7 @@ class LoadTimes:
 
 def measure_loads(folder: Path, *, rounds: int) -> LoadTimes:
     """Load B/16 with all candidates in turn, `rounds` times each."""
-    model = vitkit.create("B/16", settings=["block.activation=gelu_erf"])
+    model = vitkit.create("B/16", settings={"block.activation": "gelu_erf"})
     folder = folder / "base"
     vitkit.save(model, folder / "own")
     convert(folder / "own", folder / "timm", "timm")

@@ -1,6 +1,6 @@
 """Sphinx configuration. `make docs` builds offline and treats warnings as errors."""
 
-import pkgutil
+import inspect
 import re
 from importlib import import_module
 from importlib.metadata import version as installed_version
@@ -12,13 +12,14 @@ author = "the vitkit authors"
 copyright = "the vitkit authors, Apache-2.0"
 version = release = installed_version("vitkit")
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.mathjax", "sphinx.ext.napoleon"]
+extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.mathjax", "sphinx.ext.napoleon"]
 exclude_patterns = ["_build"]
 default_role = "code"  # docstrings mark code by single backticks
 suppress_warnings = ["ref.python"]  # a short name in a signature may have several definitions
 
 myst_enable_extensions = ["colon_fence"]
 myst_heading_anchors = 3
+nb_execution_mode = "off"  # notebooks are stored with their outputs; tests run them
 
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
@@ -38,27 +39,44 @@ html_show_sphinx = False
 API = Path(__file__).parent / "api"
 
 
-def write_api_page(name: str) -> None:
-    """Write the page of a subpackage: its docstring, and one section per module that can be imported here."""
-    package = import_module(f"vitkit.{name}")
-    sections = [f"# vitkit.{name}", package.__doc__ or ""]
-    for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
-        try:
-            import_module(module.name)
-        except ImportError:  # an extra that is not installed
+PAGES = {
+    "vitkit": "Functions and classes. Each function is also a command with the same options.",
+    "vitkit.results": "Results of the functions.",
+    "vitkit.errors": "Errors, which have a message and a hint.",
+    "vitkit.typing": "Types of arguments.",
+    "vitkit.inspection": "Attention maps, attention distance and other functions on the outputs of a model.",
+}
+"""Modules with public names, in the order of the reference."""
+
+
+DESCRIBED: set[object] = set()
+"""Classes with a description; others that a page repeats are not indexed again."""
+
+
+def write_api_page(module: str, summary: str) -> None:
+    """Write the page of a module: one section for each name of its `__all__`."""
+    home = import_module(module)
+    sections = [f"# {module}", summary]
+    for name in home.__all__:
+        if name.startswith("__"):
             continue
-        sections += [f"## {module.name}", f"```{{eval-rst}}\n.. automodule:: {module.name}\n```"]
-    (API / f"{name}.md").write_text("\n\n".join(sections) + "\n", encoding="utf-8")
+        value = getattr(home, name)
+        kind = "autofunction" if inspect.isfunction(value) else "autoclass" if inspect.isclass(value) else "autodata"
+        option = "no-index" if kind == "autoclass" and value in DESCRIBED else "no-index-entry"
+        DESCRIBED.add(value if kind == "autoclass" else name)
+        sections += [f"## {name}", f"```{{eval-rst}}\n.. {kind}:: {module}.{name}\n   :{option}:\n```"]
+    (API / f"{module}.md").write_text("\n\n".join(sections) + "\n", encoding="utf-8")
 
 
-for subpackage in pkgutil.iter_modules(import_module("vitkit").__path__):
-    if subpackage.ispkg and subpackage.name != "cli":
-        write_api_page(subpackage.name)
+for page, text in PAGES.items():
+    write_api_page(page, text)
 
 
 def convert_markdown(*event: Any) -> None:
     """Convert Markdown tables in a docstring to `list-table` directives, in place, and escape bars around a term."""
-    lines: list[str] = event[-1]
+    _, kind, _, value, _, lines = event
+    if kind == "data" and lines[:1] == (inspect.getdoc(value) or "").splitlines()[:1]:
+        lines.clear()  # the docstring of its type, such as Union
     converted: list[str] = []
     for line in lines:
         if not line.startswith("|"):

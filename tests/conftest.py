@@ -19,8 +19,13 @@ from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 
 TESTS = Path(__file__).parent
-WITHOUT_TYPE_CHECKS = {"cli", "docs", "report", "security", "server", "training"}
-"""Directories of tests of whole commands, where checks of shapes and types at run time take more than half of the time.
+if (
+    "VITKIT_TEST_GPU" not in os.environ
+):  # figures of the tests are those of CPUs; processes that they start inherit this
+    os.environ |= {"CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": ""}
+WITHOUT_TYPE_CHECKS = {"api", "cli", "docs", "report", "security", "server", "training"}
+"""Directories of tests of whole commands and public functions, where checks of shapes and types at run time take more
+than half of the time, and would reject wrong arguments before the function can explain them.
 
 The same functions are checked in the directories of their packages, and training in the modules below.
 """
@@ -35,6 +40,7 @@ settings.register_profile("ci", settings.get_profile("local"), print_blob=True)
 
 def pytest_configure(config: pytest.Config) -> None:
     audit.install(config)
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")  # runs look for default weights
     settings.load_profile("ci" if os.environ.get("CI") else "local")
     if "PYTEST_XDIST_WORKER" in os.environ:
         torch.set_num_threads(1)  # the workers share the cores

@@ -27,7 +27,7 @@ def _import(name: str) -> ModuleType:
 
 
 @cache
-def _fix_torchvision() -> None:
+def fix_torchvision() -> None:
     """Declare the missing schemas if torchvision is installed but cannot be imported."""
     if find_spec("torchvision") is None:
         return
@@ -46,7 +46,7 @@ def _fix_torchvision() -> None:
 def _import_or_skip(name: str) -> Any:
     if find_spec(name) is None:
         pytest.skip(f"{name} is not installed")
-    _fix_torchvision()
+    fix_torchvision()
     try:
         return _import(name)
     except Exception as error:
@@ -63,3 +63,7 @@ def import_transformers() -> Any:
 
 def import_torchvision() -> Any:
     return _import_or_skip("torchvision")
+
+
+def import_lightning() -> Any:
+    return _import_or_skip("lightning")

@@ -18,7 +18,7 @@ from vitkit.weights import artifact as artifact_io
 from vitkit.weights.convert import write_format
 from vitkit.weights.formats.registry import get_format
 
-SIZES = ("width=64", "depth=1", "heads=1", "mlp_dim=128")
+SIZES = {"width": 64, "depth": 1, "heads": 1, "mlp_dim": 128}
 
 
 def make_model(channels: int = 3, num_classes: int = 2) -> torch.nn.Module:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from vitkit.report.svg import nice_ticks
+from vitkit.report.charts import nice_ticks
 
 RUNS = Path("runs")
 PICTURE = Path(__file__).with_name("learning.svg")

@@ -11,7 +11,30 @@ from typing import TYPE_CHECKING
 from vitkit.core.lazy import lazy_attributes
 
 if TYPE_CHECKING:
+    from vitkit.api.comparison import compare
+    from vitkit.api.data import check_data, check_data_quality
+    from vitkit.api.deployment import benchmark, export, serve
+    from vitkit.api.evaluation import evaluate, fewshot
+    from vitkit.api.inspection import inspect
+    from vitkit.api.listing import list_models, list_recipes
+    from vitkit.api.models import (
+        adapt,
+        convert,
+        cost,
+        create,
+        describe_weights,
+        diff_weights,
+        load,
+        save,
+        table6,
+        verify,
+    )
+    from vitkit.api.prediction import predict
+    from vitkit.api.run import Run
+    from vitkit.api.system import cache_info, clear_cache, doctor
+    from vitkit.api.training import demo, finetune, recipe, suite, train
     from vitkit.core.errors import VitkitError, VitkitWarning
+    from vitkit.core.signals import Interrupted
     from vitkit.core.version import __version__
     from vitkit.data.preprocessing import Preprocessing
     from vitkit.inference.predictor import Predictor
@@ -21,26 +44,52 @@ if TYPE_CHECKING:
     from vitkit.model.vit import ViT
     from vitkit.training.callbacks import Callback
     from vitkit.training.config import RunConfig
-    from vitkit.weights.load import load, save
-    from vitkit.zoo.registry import create, list_models
 
 __all__ = [
     "BiT",
     "BiTConfig",
     "Callback",
     "Capture",
+    "Interrupted",
     "Predictor",
     "Preprocessing",
+    "Run",
     "RunConfig",
     "ViT",
     "ViTConfig",
     "VitkitError",
     "VitkitWarning",
     "__version__",
+    "adapt",
+    "benchmark",
+    "cache_info",
+    "check_data",
+    "check_data_quality",
+    "clear_cache",
+    "compare",
+    "convert",
+    "cost",
     "create",
+    "demo",
+    "describe_weights",
+    "diff_weights",
+    "doctor",
+    "evaluate",
+    "export",
+    "fewshot",
+    "finetune",
+    "inspect",
     "list_models",
+    "list_recipes",
     "load",
+    "predict",
+    "recipe",
     "save",
+    "serve",
+    "suite",
+    "table6",
+    "train",
+    "verify",
 ]
 
 # `import vitkit` imports no torch: each name is imported from its home when it is first used.
@@ -49,18 +98,46 @@ _HOMES = {
     "BiTConfig": "vitkit.model.config",
     "Callback": "vitkit.training.callbacks",
     "Capture": "vitkit.model.encoder",
+    "Interrupted": "vitkit.core.signals",
     "Predictor": "vitkit.inference.predictor",
     "Preprocessing": "vitkit.data.preprocessing",
+    "Run": "vitkit.api.run",
     "RunConfig": "vitkit.training.config",
     "ViT": "vitkit.model.vit",
     "ViTConfig": "vitkit.model.config",
     "VitkitError": "vitkit.core.errors",
     "VitkitWarning": "vitkit.core.errors",
     "__version__": "vitkit.core.version",
-    "create": "vitkit.zoo.registry",
-    "list_models": "vitkit.zoo.registry",
-    "load": "vitkit.weights.load",
-    "save": "vitkit.weights.load",
+    "adapt": "vitkit.api.models",
+    "benchmark": "vitkit.api.deployment",
+    "cache_info": "vitkit.api.system",
+    "check_data": "vitkit.api.data",
+    "check_data_quality": "vitkit.api.data",
+    "clear_cache": "vitkit.api.system",
+    "compare": "vitkit.api.comparison",
+    "convert": "vitkit.api.models",
+    "cost": "vitkit.api.models",
+    "create": "vitkit.api.models",
+    "demo": "vitkit.api.training",
+    "describe_weights": "vitkit.api.models",
+    "diff_weights": "vitkit.api.models",
+    "doctor": "vitkit.api.system",
+    "evaluate": "vitkit.api.evaluation",
+    "export": "vitkit.api.deployment",
+    "fewshot": "vitkit.api.evaluation",
+    "finetune": "vitkit.api.training",
+    "inspect": "vitkit.api.inspection",
+    "list_models": "vitkit.api.listing",
+    "list_recipes": "vitkit.api.listing",
+    "load": "vitkit.api.models",
+    "predict": "vitkit.api.prediction",
+    "recipe": "vitkit.api.training",
+    "save": "vitkit.api.models",
+    "serve": "vitkit.api.deployment",
+    "suite": "vitkit.api.training",
+    "table6": "vitkit.api.models",
+    "train": "vitkit.api.training",
+    "verify": "vitkit.api.models",
 }
 
 _HINTS = {

@@ -12,12 +12,14 @@ from vitkit.core.errors import (
     VitkitWarning,
     WeightsError,
 )
+from vitkit.core.signals import Interrupted
 
 __all__ = [
     "ArgumentError",
     "ConfigError",
     "DataError",
     "InputError",
+    "Interrupted",
     "MissingDependencyError",
     "TrainingError",
     "UnknownNameError",

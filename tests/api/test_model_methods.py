@@ -24,10 +24,10 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
     "vit_small_patch16_224": {"img_size": 64, "depth": 3, "global_pool": "avg", "class_token": False},
     "vit_small_patch32_224": {"img_size": (64, 96), "depth": 4},
 }
-SETTINGS: dict[str, list[str]] = {
-    "vit_tiny_patch16_224": ["depth=3"],
-    "vit_small_patch16_224": ["depth=3", "pooling=mean", "head.norm=after_pooling"],
-    "vit_small_patch32_224": ["depth=4"],
+SETTINGS: dict[str, dict[str, object]] = {
+    "vit_tiny_patch16_224": {"depth": 3},
+    "vit_small_patch16_224": {"depth": 3, "pooling": "mean", "head.norm": "after_pooling"},
+    "vit_small_patch32_224": {"depth": 4},
 }
 
 
@@ -36,7 +36,7 @@ def models(request: pytest.FixtureRequest) -> tuple[ViT, Any, torch.Tensor]:
     """Return our model and timm's with the same random weights, and images."""
     name, generator = request.param, torch.Generator().manual_seed(0)
     size = ARCHITECTURES[name]["img_size"]
-    settings = [*SETTINGS[name], "block.activation=gelu_erf"]
+    settings = {**SETTINGS[name], "block.activation": "gelu_erf"}
     ours = vitkit.create(name, image_size=size, num_classes=10, settings=settings).eval()
     with torch.no_grad():
         for parameter in ours.parameters():
@@ -105,7 +105,7 @@ def test_four_steps_compose_to_the_logits(models) -> None:
 
 @pytest.fixture
 def model() -> ViT:
-    model = vitkit.create("Ti/16", image_size=32, num_classes=10, settings=["depth=2"])
+    model = vitkit.create("Ti/16", image_size=32, num_classes=10, settings={"depth": 2})
     assert isinstance(model, ViT)
     return model
 
@@ -126,14 +126,17 @@ def test_classifier_is_replaced_by_a_zero_head(model: ViT) -> None:
 
 @pytest.mark.parametrize(
     "settings",
-    [[], ["positions.kind=learned_2d"], ["positions.kind=sincos_2d", "pooling=mean"], ["positions.kind=rotary"]],
+    [
+        {},
+        {"positions.kind": "learned_2d"},
+        {"positions.kind": "sincos_2d", "pooling": "mean"},
+        {"positions.kind": "rotary"},
+    ],
 )
-def test_input_size_changes_as_by_adapt(settings: list[str], tmp_path: Path) -> None:
-    model = vitkit.create("Ti/16", image_size=32, num_classes=4, settings=["depth=1", *settings])
+def test_input_size_changes_as_by_adapt(settings: dict[str, object], tmp_path: Path) -> None:
+    model = vitkit.create("Ti/16", image_size=32, num_classes=4, settings={"depth": 1, **settings})
     vitkit.save(model, tmp_path / "model")
-    from vitkit.weights.adapt import adapt  # noqa: PLC0415  replaced by vitkit.adapt
-
-    expected = adapt(str(tmp_path / "model"), image_size=48, patch_size=8).model
+    expected = vitkit.adapt(str(tmp_path / "model"), image_size=48, patch_size=8).model
     assert isinstance(model, ViT)
     model.set_input_size(48, patch_size=8)
     assert (model.config.grid, model.preprocess.image_size) == ((6, 6), 48)
@@ -143,7 +146,7 @@ def test_input_size_changes_as_by_adapt(settings: list[str], tmp_path: Path) -> 
 
 
 def test_axial_model_changes_its_grid() -> None:
-    settings = ["depth=1", "pooling=mean", "block.axial=true"]
+    settings = {"depth": 1, "pooling": "mean", "block.axial": True}
     model = vitkit.create("Ti/16", image_size=32, num_classes=4, settings=settings)
     model.set_input_size(48)
     assert model(torch.rand(1, 3, 48, 48)).shape == (1, 4)
@@ -205,7 +208,7 @@ def test_copies_keep_labels_and_preprocessing(model: ViT) -> None:
 
 
 def test_bit_has_the_same_methods() -> None:
-    model = vitkit.create("BiT-R50x1", image_size=64, num_classes=5, settings=["units=[1, 1]"])
+    model = vitkit.create("BiT-R50x1", image_size=64, num_classes=5, settings={"units": [1, 1]})
     assert isinstance(model, BiT)
     images = torch.rand(1, 3, 64, 64)
     with torch.no_grad():

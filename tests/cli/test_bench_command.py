@@ -13,7 +13,6 @@ from vitkit.inference import benchmark, engine, select
 from vitkit.inference.agreement import Agreement
 from vitkit.inference.benchmark import (
     BenchmarkRow,
-    Speed,
     list_engines,
     measure_startup,
     recommend,
@@ -21,7 +20,7 @@ from vitkit.inference.benchmark import (
 )
 from vitkit.inference.engine import CPU
 
-SETTINGS = ("width=32", "depth=1", "heads=2", "mlp_dim=32")
+SETTINGS = {"width": 32, "depth": 1, "heads": 2, "mlp_dim": 32}
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +30,7 @@ def workspace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for parameter in model.parameters():
         parameter.data.normal_(0.0, 0.3)
     vitkit.save(model, folder / "model", labels=["cat", "dog", "owl"])
-    rotary = vitkit.create("Ti/16", image_size=16, settings=(*SETTINGS, "positions.kind=rotary"))
+    rotary = vitkit.create("Ti/16", image_size=16, settings={**SETTINGS, "positions.kind": "rotary"})
     vitkit.save(rotary, folder / "rotary")
     photos(folder / "photos", each=10)
     return folder
@@ -50,31 +49,30 @@ def test_json_has_every_engine_in_every_precision(shell: Shell) -> None:
     )
     assert result.code == 0
     actual = result.json
-    assert actual.keys() == {"model", "device", "threads", "agreement", "results", "recommendation"}
+    assert actual.keys() == {"model", "device", "threads", "agreement", "rows", "recommendation"}
     assert actual["agreement"]["images"] == 20
-    ways = [(row["precision"], row["kind"]) for row in actual["results"]]
+    ways = [(row["precision"], row["kind"]) for row in actual["rows"]]
     assert ways[0] == ("fp32", "eager")
     assert {"fp32", "bf16", "int8"} == {precision for precision, _ in ways}
-    for row in actual["results"]:
-        assert [speed["batch"] for speed in row["speeds"]] == [1, 4]
-        for speed in row["speeds"]:
-            assert speed["runs"] >= 2
-            assert speed["images_per_second"] == pytest.approx(speed["batch"] / speed["latency_p50"])
+    assert [row["batch_size"] for row in actual["rows"]] == [1, 4] * (len(actual["rows"]) // 2)
+    for row in actual["rows"]:
+        assert row["runs"] >= 2
+        assert row["images_per_second"] == pytest.approx(row["batch_size"] / row["latency_p50"])
         assert row["start_seconds"] > 0
         assert row["agreement"]["images"] == 20
         if row["precision"] == "fp32":
             assert row["agreement"]["largest_difference"] < 1e-4
-    assert actual["results"][0]["agreement"]["largest_difference"] == 0
+    assert actual["rows"][0]["agreement"]["largest_difference"] == 0
     assert actual["recommendation"]
 
 
 def test_token_merging_is_measured_too(shell: Shell) -> None:
     options = ("--batch-size", "2", "--precision", "int8", "--merge", 1, "--seconds", 0, "--device", "cpu", "--json")
     result = shell("bench", "model", *options).json
-    (merging,) = [row for row in result["results"] if row["merge"] == 1]
+    (merging,) = [row for row in result["rows"] if row["merge"] == 1]
     assert (merging["precision"], merging["kind"]) == ("int8", "merging")
     assert "merging 1 token per layer" in merging["engine"]
-    assert {row["merge"] for row in result["results"]} == {0, 1}
+    assert {row["merge"] for row in result["rows"]} == {0, 1}
 
 
 def test_merging_on_a_gpu_is_compiled_before_measuring(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -108,7 +106,7 @@ def test_model_name_is_measured_with_random_weights(shell: Shell) -> None:
     options = ("--batch-size", "1", "--precision", "int8", "--seconds", 0, "--device", "cpu", "--json")
     result = shell("bench", "Ti/16", *options).json
     assert result["model"] == "Ti/16"
-    assert all(row["agreement"] is None for row in result["results"])
+    assert all(row["agreement"] is None for row in result["rows"])
     assert "random" in result["agreement"]["note"]
     assert "fp32 was not measured" in result["recommendation"]
 
@@ -117,7 +115,7 @@ def test_unsupported_model_is_measured_without_native_engine(shell: Shell, monke
     monkeypatch.setattr(select, "unsupported_reason", lambda model, precision: "not supported")
     options = ("--batch-size", "1", "--precision", "fp32", "--seconds", 0, "--device", "cpu", "--json")
     result = shell("bench", "model", *options)
-    assert [row["kind"] for row in result.json["results"]] == ["eager", "packed"]
+    assert [row["kind"] for row in result.json["rows"]] == ["eager", "packed"]
     assert result.stderr.startswith("without the native engine: not supported")
 
 
@@ -150,7 +148,10 @@ def row(precision: str, rate: float, same: float | None, *, images: int = 64, me
         start_seconds=0.1,
         memory_bytes=0,
         agreement=agrees,
-        speeds=(Speed(batch=8, latency_p50=8 / rate, runs=3),),
+        batch_size=8,
+        images_per_second=rate,
+        latency_p50=8 / rate,
+        runs=3,
     )
 
 

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from vitkit.cli.main import main
-from vitkit.zoo.cost import table6
+from vitkit.zoo.cost import count_table6
 
 
 def run_cost(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, object]:
@@ -50,7 +50,7 @@ def test_settings_change_the_model(capsys):
 def test_table_6_is_complete(capsys):
     assert main(["cost", "--table6", "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)["rows"]
-    assert [(row["model"], row["epochs"]) for row in rows] == [(row.model, row.epochs) for row in table6().rows]
+    assert [(row["model"], row["epochs"]) for row in rows] == [(row.model, row.epochs) for row in count_table6().rows]
     assert main(["cost", "--table6"]) == 0
     assert "4258.0" in capsys.readouterr().out
 

@@ -49,6 +49,7 @@ def test_json_keys_are_stable(photos):
         },
         "modes": {"PNG RGB": 12},
         "duplicates": [],
+        "left_out": [],
         "warnings": [],
         "contact_sheet": None,
     }

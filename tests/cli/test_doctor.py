@@ -6,9 +6,11 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from vitkit.api import system
 from vitkit.cli import doctor
 from vitkit.cli.main import main
 from vitkit.core import environment
@@ -23,13 +25,13 @@ KEYS = {
 
 @pytest.fixture(scope="module")
 def report() -> MachineReport:
-    return machine.doctor()
+    return machine.examine_machine()
 
 
 @pytest.fixture
 def command_report(monkeypatch: pytest.MonkeyPatch, report: MachineReport) -> MachineReport:
     """Let the command print the report of this module instead of examining the machine again."""
-    monkeypatch.setattr(machine, "doctor", lambda: report)
+    monkeypatch.setattr(system, "examine_machine", lambda: report)
     return report
 
 
@@ -49,7 +51,8 @@ def test_json_has_the_documented_keys(command_report: MachineReport, capsys: pyt
     result = json.loads(captured.out)
     assert result.keys() >= KEYS
     assert result["cpu"].keys() >= {"name", "architecture", "cores", "usable_cores", "instruction_sets", "bf16_native"}
-    assert result["torch"].keys() >= {"threads", "cpu_capability", "bf16_slowdown", "devices"}
+    assert result["torch"].keys() >= {"threads", "cpu_capability", "devices"}
+    assert result["torch"]["devices"][-1].keys() == {"device", "name", "memory_bytes", "precision", "slowdowns"}
     assert captured.err == ""
 
 
@@ -60,7 +63,8 @@ def test_report_is_true_on_this_machine(report: MachineReport) -> None:
     assert 1 <= report.cpu.usable_cores <= report.cpu.cores
     assert report.torch is not None
     assert report.torch.devices[-1].device == "cpu"
-    assert report.torch.bf16_slowdown > 0
+    assert report.torch.devices[-1].precision == "fp32"
+    assert report.torch.devices[-1].slowdowns["bf16"] > 0
     assert report.native_engine is not None
     assert report.torch_error is None
 
@@ -201,7 +205,8 @@ def test_instruction_sets_of_torch_are_included(monkeypatch: pytest.MonkeyPatch)
 )
 def test_bf16_advice_follows_the_measurement(slowdown: float, text: str | None, report: MachineReport) -> None:
     assert report.torch is not None
-    advice = machine.advise({}, report.cpu, replace(report.torch, bf16_slowdown=slowdown)).get("bf16")
+    cpu = replace(report.torch.devices[-1], slowdowns={"bf16": slowdown})
+    advice = machine.advise({}, report.cpu, replace(report.torch, devices=[cpu])).get("bf16")
     assert advice is None if text is None else text in (advice or "")
 
 
@@ -211,3 +216,19 @@ def test_advice_on_missing_packages_and_threads(report: MachineReport) -> None:
     advice = machine.advise({"rich": None}, cpu, replace(report.torch, threads=64))
     assert "rich" in advice["packages"]
     assert "OMP_NUM_THREADS=2" in advice["threads"]
+
+
+def test_every_device_is_measured(report: MachineReport, monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch  # noqa: PLC0415
+
+    cards = [SimpleNamespace(name="A100", total_memory=80 * 10**9), SimpleNamespace(name="T4", total_memory=16 * 10**9)]
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: len(cards))
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: cards[index])
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0) if device.index == 0 else (7, 5))
+    measured: list[str] = []
+    monkeypatch.setattr(machine, "measure_slowdowns", lambda device: measured.append(device) or {"bf16": 0.1})
+    devices = machine.read_torch(report.cpu, report.memory).devices
+    assert measured == [device.device for device in devices] == ["cuda:0", "cuda:1", "cpu"]
+    assert [device.precision for device in devices] == ["bf16", "fp16", "fp32"]
+    text = dict(doctor._torch_rows(replace(report, torch=replace(report.torch, devices=devices))))
+    assert text["training on cuda:1"] == "in fp16; time of a matrix product relative to fp32: 0.10× in bf16"

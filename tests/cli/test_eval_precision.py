@@ -7,8 +7,7 @@ from cli.tiny_runs import Shell, photos
 
 from vitkit.cli.main import main
 from vitkit.data.layouts.registry import open_dataset
-from vitkit.data.loader import CPU
-from vitkit.evaluation.evaluation import compute_bundle_logits
+from vitkit.evaluation.logits import compute_logits
 from vitkit.inference.select import select_engine
 from vitkit.weights.load import load_bundle
 
@@ -61,8 +60,9 @@ def test_text_output_has_both_results(shell: Shell) -> None:
 def test_engine_logits_are_used(trained: Path) -> None:
     artifact, source = load_bundle(trained / "run"), open_dataset(trained / "photos").splits["all"]
     engine = select_engine(artifact.build_model(), precision="int8").engine
-    written = compute_bundle_logits(artifact, source, device=CPU)
-    result = compute_bundle_logits(artifact, source, device=CPU, engine=engine)
+    preprocessing = artifact.preprocessing
+    written = compute_logits(artifact.build_model(), source, preprocessing=preprocessing)
+    result = compute_logits(lambda images: engine.forward(images)[1], source, preprocessing=preprocessing)
     assert (result.targets == written.targets).all()
     difference = (result.logits - written.logits).abs().max().item()
     assert 0 < difference < 0.1  # one layer of 8-bit products

@@ -12,6 +12,7 @@ from oracles import import_timm, import_torchvision, import_transformers
 from PIL import Image
 
 import vitkit
+from vitkit.core.config import parse_assignments
 from vitkit.data.preprocessing import Preprocessing, get_preprocessing
 from vitkit.exporters import weights
 from vitkit.exporters.atomic_output import read_verification
@@ -37,7 +38,9 @@ def shell(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytes
 
 
 def save(name: str, *settings: str, how: Preprocessing = SQUASHED) -> None:
-    model = vitkit.create("Ti/16", image_size=32, patch_size=8, num_classes=2, settings=(*SIZES, *settings))
+    model = vitkit.create(
+        "Ti/16", image_size=32, patch_size=8, num_classes=2, settings=parse_assignments((*SIZES, *settings))
+    )
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.3, generator=torch.Generator().manual_seed(parameter.numel()))
     vitkit.save(model, name, labels=["cat", "dog"], preprocessing=how)
@@ -261,7 +264,7 @@ def test_suggested_setting_makes_the_export_possible(shell) -> None:
 def test_several_settings_are_suggested_at_once(shell) -> None:
     save("tiny-eps", "block.norm_eps=1e-12")
     refused = shell("weights", "convert", "tiny-eps", "out.pth", "--to", "torchvision")
-    assert "block.activation=gelu_erf block.norm_eps=1e-6" in refused.hints[0]
+    assert "block.activation=gelu_erf block.norm_eps=1e-06" in refused.hints[0]
     settings = ("block.activation=gelu_erf", "block.norm_eps=1e-6")
     result = shell("weights", "convert", "tiny-eps", "out.pth", "--to", "torchvision", *settings, "--json")
     assert result.json["changes"] == [
@@ -277,13 +280,13 @@ def test_several_settings_are_suggested_at_once(shell) -> None:
 @pytest.mark.parametrize(
     ("name", "to", "settings"),
     [
-        ("B/16", "timm", []),
-        ("B/16", "google", []),
-        ("B/16", "deit", ["block.activation=gelu_erf"]),
-        ("R50+B/16", "timm", ["backbone.origin=timm"]),
-        ("R50+B/16", "huggingface", []),
-        ("BiT-R50x1", "timm", ["origin=timm"]),
-        ("BiT-R50x1", "google", []),
+        ("B/16", "timm", {}),
+        ("B/16", "google", {}),
+        ("B/16", "deit", {"block.activation": "gelu_erf"}),
+        ("R50+B/16", "timm", {"backbone.origin": "timm"}),
+        ("R50+B/16", "huggingface", {}),
+        ("BiT-R50x1", "timm", {"origin": "timm"}),
+        ("BiT-R50x1", "google", {}),
     ],
 )
 def test_suggestion_has_the_fewest_settings(name, to, settings) -> None:

@@ -12,6 +12,7 @@ from cli.tiny_runs import Shell, photos
 from oracles import import_timm, import_transformers
 
 import vitkit
+from vitkit.core.config import parse_assignments
 from vitkit.data.preprocessing import Preprocessing
 from vitkit.exporters.atomic_output import read_verification
 from vitkit.model.config import BiTConfig
@@ -40,7 +41,7 @@ def save(name: str, *settings: str, num_classes: int = 2, channels: int = 3, pat
         patch_size=patch_size,
         num_classes=num_classes,
         channels=channels,
-        settings=(*SIZES, *settings),
+        settings=parse_assignments((*SIZES, *settings)),
     )
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.3, generator=torch.Generator().manual_seed(parameter.numel()))

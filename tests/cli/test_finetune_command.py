@@ -10,8 +10,8 @@ import torch
 from cli.tiny_runs import Shell, photos, tree
 from safetensors.torch import load_file
 
+from vitkit.api.progress import RunDisplay
 from vitkit.cli.main import main
-from vitkit.cli.progress import RichProgress
 from vitkit.training.callbacks import StepMetrics
 
 
@@ -102,9 +102,9 @@ def test_sweep_uses_the_rates_of_the_recipe(shell):
 
 
 def test_stopped_sweep_resumes(shell, monkeypatch):
-    show, steps = RichProgress.on_step, []
+    show, steps = RunDisplay.on_step, []
 
-    def on_step(self: RichProgress, metrics: StepMetrics) -> None:
+    def on_step(self: RunDisplay, metrics: StepMetrics) -> None:
         show(self, metrics)
         steps.append(metrics.step)
         if len(steps) == 4 + 2:  # the second step of the second trial
@@ -112,7 +112,7 @@ def test_stopped_sweep_resumes(shell, monkeypatch):
 
     rates = ("--rates", "0.001,0.03")
     with monkeypatch.context() as patched:
-        patched.setattr(RichProgress, "on_step", on_step)
+        patched.setattr(RunDisplay, "on_step", on_step)
         stopped = shell.finetune("run", "birds", "new", *rates)
     assert stopped.code == 75
     assert stopped.out == ""

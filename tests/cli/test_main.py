@@ -111,6 +111,10 @@ def test_missing_command_prints_help_to_stderr(capsys: pytest.CaptureFixture[str
         (["docter"], ["error: no such command 'docter'", "hint: did you mean doctor?"]),
         (["xyzzy"], ["error: no such command 'xyzzy'", "hint: run vitkit --help"]),
         (["doctor", "--jsn"], ["error: no such option '--jsn'", "hint: did you mean --json?"]),
+        (
+            ["train", "digits", "--epochs", "5"],
+            ["error: no such option '--epochs'", "hint: settings have no dashes: epochs=VALUE"],
+        ),
         (["doctor", "B/16"], ["error: got unexpected extra argument (B/16)", "hint: run vitkit doctor --help"]),
         (["\x1b[31mred"], [r"error: no such command '\x1b[31mred'", "hint: run vitkit --help"]),
     ],
@@ -248,6 +252,15 @@ def test_json_is_strict(capsys: pytest.CaptureFixture[str]) -> None:
         console.print_json(float("nan"))
 
 
+def test_long_json_is_printed_on_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    """The confusion matrix of 1,000 classes took 9 MB indented."""
+    pairs = list(range(50_000))
+    console.print_json({"pairs": pairs})
+    text = capsys.readouterr().out
+    assert json.loads(text) == {"pairs": pairs}
+    assert text.count("\n") == 1
+
+
 def test_consoles_print_brackets_literally(capsys: pytest.CaptureFixture[str]) -> None:
     for output in (console.stdout_console(), console.stderr_console()):
         assert isinstance(output, Console)
@@ -291,3 +304,11 @@ def test_log_format_json_makes_messages_and_errors_json(
     assert records[-1]["hint"] == "pass a folder"
     main(["try"])
     assert capsys.readouterr().err.endswith("error: no images\nhint: pass a folder\n")
+
+
+def test_lists_need_no_torch() -> None:
+    program = "import sys; from vitkit.cli.main import main\n"
+    commands = (["models"], ["models", "B/*", "--json"], ["recipes"], ["recipes", "digits"])
+    program += "".join(f"assert main({command}) == 0\n" for command in commands) + "print('torch' in sys.modules)"
+    run = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
+    assert run.stdout.splitlines()[-1] == "False"

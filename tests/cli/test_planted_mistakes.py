@@ -279,7 +279,9 @@ def test_eval_on_unusable_data(directory, shell):
         result, names="none of the 40 images can be read; cat/00.png: the file is empty", cure="data check photos"
     )
     no_labels(directory)
-    one_message(shell("eval", "run", "loose"), names="the images have no labels", cure="list file_name,label")
+    one_message(
+        shell("eval", "run", "loose"), names="the images have no labels", cure="a CSV file with file_name,label"
+    )
 
 
 # Sweeps
@@ -309,7 +311,7 @@ def test_directory_of_another_run(directory, shell):
     assert shell.train("photos", "mine").code == 0
     before = tree(directory)
     result = shell.train("photos", "mine", lr=0.5)
-    one_message(result, names="mine holds a run with another schedule.lr (expected 0.001, got 0.5)", cure="--out")
+    one_message(result, names="mine holds a run with schedule.lr=0.001, not 0.5", cure="another out")
     assert tree(directory) == before
 
 
@@ -355,8 +357,9 @@ def test_full_disk(directory, shell, monkeypatch, writes):
         patched.setattr(os, "fsync", full)
         result = shell.train("photos", "new")
     one_message(result, names="new: No space left on device", cure="free disk space and run the same command again")
-    if not (directory / "new/checksums.json").exists():  # an incomplete artifact is rejected
-        assert shell("eval", "new", "photos").code == FAILURE
+    if not (directory / "new/checksums.json").exists():  # an incomplete artifact is not read, but a checkpoint is
+        has_checkpoint = any((directory / "new/checkpoints").glob("*/*.safetensors"))
+        assert shell("eval", "new", "photos").code == (0 if has_checkpoint else FAILURE)
     assert shell.train("photos", "new").code == 0
     assert shell.train("photos", "other").code == 0
     assert (directory / "new/model.safetensors").read_bytes() == (directory / "other/model.safetensors").read_bytes()
@@ -375,7 +378,6 @@ def test_corrected_command_can_use_the_same_directory(directory, shell):
     ("arguments", "names", "cure"),
     [
         (["train"], "missing argument 'DATA|RECIPE|FILE.toml'", "vitkit train --help"),
-        (["train", "photos"], "missing option '--out'", "vitkit train --help"),
         (["train", "photos", "--otu", "new"], "no such option '--otu'", "did you mean --out?"),
         (["finetune", "run"], "missing argument 'DATA'", "vitkit finetune --help"),
         (["eval", "run"], "missing argument 'DATA'", "vitkit eval --help"),

@@ -19,7 +19,7 @@ from cli.tiny_runs import Shell, assigned, photos
 
 import vitkit
 from vitkit.cli.main import main
-from vitkit.inference import batch, outputs, select
+from vitkit.inference import outputs, predictor, select
 
 SHAPE = {
     "model.name": "Ti/16",
@@ -117,13 +117,25 @@ def test_unreadable_images_are_reported_and_skipped(shell: Shell, tmp_path: Path
     assert shell("predict", "run", "photos/cat/02.png").code == 1  # no prediction at all
 
 
+def test_left_out_files_are_reported(shell: Shell, tmp_path: Path) -> None:
+    (tmp_path / "photos/cat/9.svg").write_bytes(b"<svg/>")
+    (tmp_path / "b.pdf").write_bytes(b"%PDF")
+    result = shell("predict", "run", "photos", "b.pdf", "--workers", "0", "--json")
+    assert result.code == 0
+    assert len(lines(result.out)) == 13
+    assert lines(result.out)[-1]["error"].startswith("not a JPEG")
+    assert "left out 1 file that is not an image (1 .svg): photos/cat/9.svg" in result.stderr
+    assert shell("predict", "run", "photos", "--workers", "0", "--out", "p.csv").code == 0
+    assert "1 .svg" in shell("predict", "run", "photos", "--out", "p.csv").stderr
+
+
 @pytest.mark.parametrize("signal_name", ["SIGTERM", "SIGINT"])
 def test_interrupted_command_resumes(
     shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, signal_name: str
 ) -> None:
     options = ("--batch-size", 2, "--workers", 0)
     shell("predict", "run", "photos", "--out", "whole.jsonl", *options)
-    compute = batch.compute_outputs
+    compute = predictor.compute_outputs
     calls: list[int] = []
 
     def interrupt_third_batch(*arguments: Any) -> Any:
@@ -132,7 +144,7 @@ def test_interrupted_command_resumes(
             os.kill(os.getpid(), getattr(signal, signal_name))
         return compute(*arguments)
 
-    monkeypatch.setattr(batch, "compute_outputs", interrupt_third_batch)
+    monkeypatch.setattr(predictor, "compute_outputs", interrupt_third_batch)
     stopped = shell("predict", "run", "photos", "--out", "cut.jsonl", *options)
     assert (stopped.code, len(calls)) == (75, 3)
     assert not Path("cut.jsonl").exists()
@@ -168,7 +180,7 @@ class Interrupter:
         self.shell, self.monkeypatch = shell, monkeypatch
 
     def __call__(self, model: str, out: str) -> None:
-        compute, calls = batch.compute_outputs, []
+        compute, calls = predictor.compute_outputs, []
 
         def kill_second_batch(*arguments: Any) -> Any:
             calls.append(1)
@@ -177,7 +189,7 @@ class Interrupter:
             return compute(*arguments)
 
         with self.monkeypatch.context() as patch:
-            patch.setattr(batch, "compute_outputs", kill_second_batch)
+            patch.setattr(predictor, "compute_outputs", kill_second_batch)
             with pytest.raises(KilledError):
                 self.shell("predict", model, "photos", "--out", out, "--batch-size", 2, "--workers", 0)
 
@@ -203,6 +215,16 @@ def test_partial_file_of_another_request_is_kept(shell: Shell, interrupt: Interr
 def test_partial_file_without_predictions_is_replaced(shell: Shell, left: bytes) -> None:
     Path("predictions.jsonl.partial").write_bytes(left)
     assert shell("predict", "run", "photos", "--out", "predictions.jsonl").code == 0
+    assert len(lines(Path("predictions.jsonl").read_text())) == 12
+
+
+@pytest.mark.parametrize("byte", [b"\xff", b"\n", b"}"])
+def test_damaged_line_of_a_partial_file_is_predicted_again(shell: Shell, interrupt: Interrupter, byte: bytes) -> None:
+    interrupt("run", "predictions.jsonl")
+    header, first, second = Path("predictions.jsonl.partial").read_bytes().splitlines(keepends=True)
+    Path("predictions.jsonl.partial").write_bytes(header + first + second[:9] + byte + second[9:])
+    result = shell("predict", "run", "photos", "--out", "predictions.jsonl")
+    assert "resuming after 1 of 12 images" in result.stderr
     assert len(lines(Path("predictions.jsonl").read_text())) == 12
 
 
@@ -465,7 +487,7 @@ def test_predictions_are_equal_without_a_compiler(
 
 
 def test_model_without_mergeable_tokens_is_rejected(shell: Shell) -> None:
-    model = vitkit.create("Ti/16", image_size=32, num_classes=2, settings=["depth=1", "positions.kind=rotary"])
+    model = vitkit.create("Ti/16", image_size=32, num_classes=2, settings={"depth": 1, "positions.kind": "rotary"})
     vitkit.save(model, "rotary", labels=["cat", "dog"])
     result = shell("predict", "rotary", "photos", "--merge", 2)
     assert (result.code, len(result.errors), len(result.hints)) == (1, 1, 1)

@@ -10,8 +10,8 @@ import pytest
 from cli.tiny_runs import Shell, photos, tree
 from data.vtab_tasks import task_folder
 
+from vitkit.api.progress import RunDisplay
 from vitkit.cli.main import main
-from vitkit.cli.progress import RichProgress
 from vitkit.evaluation.vtab import TASKS
 from vitkit.training.callbacks import StepMetrics
 
@@ -123,14 +123,14 @@ def test_interrupted_suite_resumes(shell, monkeypatch):
 
     steps = []
 
-    class Interrupting(RichProgress):
+    class Interrupting(RunDisplay):
         def on_step(self, metrics: StepMetrics) -> None:
             steps.append(metrics.step)
             if len(steps) == 4:  # within the second part
                 os.kill(os.getpid(), 2)
             super().on_step(metrics)
 
-    monkeypatch.setattr("vitkit.cli.progress.RichProgress", Interrupting)
+    monkeypatch.setattr("vitkit.api.training.RunDisplay", Interrupting)
     stopped = shell("suite", "two.toml", "--out", "out", "--json")
     assert stopped.code == 75
     assert "run the same command again to resume" in stopped.stderr
@@ -159,7 +159,7 @@ def test_finished_suite_rejects_other_settings(shell):
     assert shell("suite", "one.toml", "--out", "out", "batch_size=4", "image_size=16", "workers=0").code == 0
     result = shell("suite", "one.toml", "--out", "out", "batch_size=5", "image_size=16", "workers=0")
     assert result.code == 1
-    assert "holds a run with another schedule.batch_size" in result.errors[0]
+    assert "holds a run with schedule.batch_size=" in result.errors[0]
     usual = ("batch_size=4", "image_size=16", "workers=0")
     swept = shell("suite", "one.toml", "--out", "out", "--rates", "0.01,0.02", *usual)
     assert swept.code == 1
@@ -169,7 +169,7 @@ def test_finished_suite_rejects_other_settings(shell):
         file.write('layout = "vtab"\n')
     other = shell("suite", "one.toml", "--out", "out", *usual)
     assert other.code == 1
-    assert "holds a run with another data.layout" in other.errors[0]
+    assert "holds a run with data.layout=" in other.errors[0]
 
 
 def test_runs_are_evaluated_on_the_same_split(shell):

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 from cli.tiny_runs import Shell, assigned, photos, tree
 
-from vitkit.cli.progress import RichProgress
-from vitkit.core.config import load_toml
+from vitkit.api.plans import plan_training
+from vitkit.api.progress import RunDisplay
+from vitkit.core.config import load_toml, parse_assignments
 from vitkit.recipes.registry import find_recipe
-from vitkit.recipes.train import expand_keys, resolve_train_config
 from vitkit.training.callbacks import StepMetrics
-from vitkit.training.config import RunConfig
+from vitkit.training.config import RunConfig, expand_settings
 
 
 @pytest.fixture
@@ -24,16 +24,20 @@ def shell(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytes
     return Shell(capsys)
 
 
+def resolve_config(data: str, *assignments: str) -> RunConfig:
+    return plan_training(data, settings=parse_assignments(assignments)).config
+
+
 def stop_at(step: int, monkeypatch: pytest.MonkeyPatch, *, by: signal.Signals = signal.SIGTERM) -> None:
     """Send a signal to this process after a step."""
-    show = RichProgress.on_step
+    show = RunDisplay.on_step
 
-    def on_step(self: RichProgress, metrics: StepMetrics) -> None:
+    def on_step(self: RunDisplay, metrics: StepMetrics) -> None:
         show(self, metrics)
         if metrics.step == step:
             os.kill(os.getpid(), by)
 
-    monkeypatch.setattr(RichProgress, "on_step", on_step)
+    monkeypatch.setattr(RunDisplay, "on_step", on_step)
 
 
 def test_train_and_eval_a_folder(shell):
@@ -79,7 +83,7 @@ def test_stopped_run_resumes_bit_for_bit(shell, monkeypatch, by):
 
 def test_signal_while_checking_images_stops(shell, monkeypatch):
     with monkeypatch.context() as patched:
-        patched.setattr(RichProgress, "on_progress", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
+        patched.setattr(RunDisplay, "on_progress", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
         stopped = shell.train("photos", "run")
     assert stopped.code == 75
     assert "step 1" not in stopped.stderr
@@ -127,8 +131,8 @@ def test_tensorboard_has_curves_of_a_resumed_run(shell, monkeypatch):
 
 
 def test_short_keys_are_expanded(shell):
-    config = resolve_train_config(
-        "digits", ("data=photos", "epochs=3", "lr=0.5", "batch_size=7", "image_size=32", "channels=3")
+    config = resolve_config(
+        "digits", "data=photos", "epochs=3", "lr=0.5", "batch_size=7", "image_size=32", "channels=3"
     )
     assert (config.data.path, config.data.channels) == ("photos", 3)
     assert (config.schedule.epochs, config.schedule.lr, config.schedule.batch_size) == (3.0, 0.5, 7)
@@ -136,31 +140,32 @@ def test_short_keys_are_expanded(shell):
 
 
 def test_steps_and_epochs_replace_each_other():
-    assert resolve_train_config("digits", ("steps=5",)).schedule.epochs is None
-    assert resolve_train_config("folder", ("epochs=5",)).schedule.steps is None
-    assert expand_keys(["epochs=2", "steps=3"]) == ["schedule.epochs=2", "schedule.steps=3"]
+    assert resolve_config("digits", "steps=5").schedule.epochs is None
+    assert resolve_config("folder", "epochs=5").schedule.steps is None
+    assert expand_settings({"epochs": 2, "steps": 3}) == {"schedule.epochs": 2, "schedule.steps": 3}
 
 
-def test_recipe_takes_precedence_over_directory(shell):
+def test_directory_takes_precedence_over_recipe(shell):
+    assert resolve_config("digits") == find_recipe("digits").make()
+    assert resolve_config("Digits") == find_recipe("digits").make()
     photos(Path("digits"), each=1)
-    assert resolve_train_config("digits", ()) == find_recipe("digits").make()
-    assert resolve_train_config("./digits", ()).data.path == "./digits"
-    assert resolve_train_config("Digits", ()) == find_recipe("digits").make()
+    for name in ("digits", "./digits"):
+        assert resolve_config(name).data.path == "./digits"
 
 
 def test_another_model_drops_architecture_settings():
-    config = resolve_train_config("folder", ("model=B/16",)).model
+    config = resolve_config("folder", "model=B/16").model
     assert (config.name, config.patch_size, config.settings) == ("B/16", None, ())
-    own = resolve_train_config("folder", ("model=B/16", 'model.settings=["depth=1"]', "model.patch_size=8")).model
+    own = resolve_config("folder", "model=B/16", 'model.settings=["depth=1"]', "model.patch_size=8").model
     assert (own.patch_size, own.settings) == (8, ("depth=1",))
-    remaining = resolve_train_config("imagenet-b16", ("model=L/16",)).model
+    remaining = resolve_config("imagenet-b16", "model=L/16").model
     assert [each for each in remaining.settings if each.startswith("dropout")]  # not a setting of the architecture
 
 
 def test_file_overrides_its_base_recipe(shell):
     text = 'base = "folder"\nseed = 3\n[schedule]\nlr = 0.25\n[data]\npath = "photos"\n'
     Path("my.toml").write_text(text, encoding="utf-8")
-    config = resolve_train_config("my.toml", ("lr=0.5",))
+    config = resolve_config("my.toml", "lr=0.5")
     assert (config.seed, config.schedule.lr, config.data.path) == (3, 0.5, "photos")
     assert config.augment == find_recipe("folder").make().augment
 

@@ -10,9 +10,9 @@ import torch
 from cli.tiny_runs import Shell, photos, tree
 from PIL import Image
 
+import vitkit
 from vitkit.data.preprocessing import get_preprocessing
 from vitkit.weights import artifact as artifact_io
-from vitkit.weights import verify as verify_module
 from vitkit.weights.bundle import ModelBundle
 from vitkit.weights.convert import write_format
 from vitkit.weights.formats.registry import FORMATS, get_format
@@ -25,7 +25,7 @@ from vitkit.zoo.registry import configure, create
 
 KEYS = {"format", "model", "classes", "image_size", "missing", "extra", "preprocessing"}
 LABELS = ("cat", "dog\x1b[31m", "owl")
-SETTINGS = ["width=64", "heads=1", "depth=2", "mlp_dim=64"]
+SETTINGS = {"width": 64, "heads": 1, "depth": 2, "mlp_dim": 64}
 
 
 def small() -> ModelBundle:
@@ -183,7 +183,7 @@ def test_convert_applies_settings_and_reports_them(shell):
     result = shell(*arguments, "--json")
     assert result.json["changes"] == ["block.activation gelu_tanh → gelu_erf: logits change"]
     assert "block.activation gelu_tanh → gelu_erf: logits change" in " ".join(shell(*arguments, "--force").out.split())
-    erf = replace(small(), config=configure(small().config, settings=["block.activation=gelu_erf"]))
+    erf = replace(small(), config=configure(small().config, settings={"block.activation": "gelu_erf"}))
     images = torch.rand(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         # Sums of the same numbers in the same order: exact.
@@ -222,7 +222,11 @@ def test_source_is_never_overwritten(shell):
     ("arguments", "error", "hint"),
     [
         (("info", "smal1"), "smal1: no such file or directory", "did you mean small?"),
-        (("info", "nowhere/at-all"), "nowhere/at-all: no such file or directory", "name a run"),
+        (
+            ("info", "nowhere/at-all"),
+            "nowhere/at-all: no such file or directory, and no published model of that name",
+            "for Hugging Face",
+        ),
         (("info", "small.npz", "--format", "gogle"), "unknown weight format gogle", "did you mean google?"),
         (
             ("convert", "small", "x", "--to", "vitkitt"),
@@ -353,7 +357,7 @@ def test_adapt_names_numbered_classes(shell):
 
 def test_adapt_replaces_a_head_with_hidden_layer(shell):
     """Rows of the last layer mean nothing without the hidden layer before it."""
-    config = configure(small().config, settings=["head.pre_logits=16"])
+    config = configure(small().config, settings={"head.pre_logits": 16})
     state = small().state | {"head.weight": torch.randn(3, 16)}
     drawn = create(config).state_dict()
     state |= {name: tensor for name, tensor in drawn.items() if name not in state}
@@ -396,7 +400,7 @@ def test_adapt_refuses_image_size_not_divisible_by_patches(shell):
 
 
 def test_adapt_refuses_patch_size_of_a_resnet(shell):
-    config = configure("BiT-R50x1", image_size=32, num_classes=3, settings=["units=[1]"])
+    config = configure("BiT-R50x1", image_size=32, num_classes=3, settings={"units": [1]})
     artifact_io.write_artifact("resnet", replace(small(), config=config, state=create(config).state_dict()))
     result = shell("weights", "adapt", "resnet", "out", "--patch-size", "8")
     assert result.errors == ["error: a ResNet has no patches and no class token"]
@@ -557,7 +561,7 @@ AGREES = VerificationResult(
 def verification(monkeypatch: pytest.MonkeyPatch) -> dict[str, VerificationResult]:
     """The result that `verify` returns, whatever the file."""
     results = {"next": AGREES}
-    monkeypatch.setattr(verify_module, "verify", lambda source, *, format=None: results["next"])  # noqa: A006
+    monkeypatch.setattr(vitkit, "verify", lambda source, *, format=None: results["next"])  # noqa: A006
     return results
 
 

@@ -52,7 +52,7 @@ def test_info_and_clear_report_sizes(cache: Path) -> None:
     add("kernels", "b.so", size=5, used=1)
     (cache / "mine.txt").write_text("not a cache entry")
     info = clear_cache()
-    assert (info.size_bytes, info.sizes) == (15, {"kernels": 5, "inductor": 0, "features": 10})
+    assert (info.size_bytes, info.sizes) == (15, {"kernels": 5, "inductor": 0, "features": 10, "images": 0})
     assert cache_info().size_bytes == 0
     assert [path.name for path in cache.iterdir()] == ["mine.txt"]
 

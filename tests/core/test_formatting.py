@@ -1,8 +1,17 @@
-"""Numbers, sizes and durations as text."""
+"""Numbers, sizes, durations and log records as text."""
+
+import logging
 
 import pytest
 
-from vitkit.core.formatting import format_bytes, format_clock, format_count, format_duration, format_percent
+from vitkit.core.formatting import (
+    TimestampFormatter,
+    format_bytes,
+    format_clock,
+    format_count,
+    format_duration,
+    format_percent,
+)
 
 
 @pytest.mark.parametrize(
@@ -30,3 +39,11 @@ def test_clock_has_hours_if_there_are_any(seconds: float, text: str) -> None:
 
 def test_percent_of_a_missing_value_is_a_dash() -> None:
     assert (format_percent(1), format_percent(0.12345, digits=2), format_percent(None)) == ("100.0 %", "12.35 %", "–")
+
+
+def test_log_of_a_server_has_time_and_level_in_every_record() -> None:
+    record = logging.LogRecord("vitkit", logging.WARNING, "", 0, "the worker %s\n\x1b[31m", ("died",), None)
+    record.created = 1_700_000_000.5
+    first, second = TimestampFormatter().format(record).splitlines()
+    assert first == "2023-11-14T22:13:20.500+00:00 WARNING the worker died"
+    assert second == "    \\x1b[31m"

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import threading
 
 import pytest
 
@@ -18,6 +19,21 @@ def test_signal_sets_the_flag_and_its_name(number) -> None:
         assert stop.signal == signal.Signals(number).name
         with pytest.raises(StopRequested):
             stop.raise_if_requested()
+
+
+def test_other_threads_leave_the_handlers_alone() -> None:
+    before = signal.getsignal(signal.SIGINT)
+    handlers: list[object] = []
+
+    def work() -> None:
+        with catch_stop_signals() as stop:
+            handlers.append(signal.getsignal(signal.SIGINT))
+            assert not stop.requested
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert handlers == [before]
 
 
 def test_second_interrupt_raises_at_once() -> None:

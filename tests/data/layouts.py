@@ -250,8 +250,25 @@ def imagenet_folders(place: Path) -> Path:
     return place
 
 
+def tiny_imagenet(place: Path) -> Path:
+    lines = []
+    for i, sample in enumerate(samples()):
+        name = CLASSES[sample.label]
+        if i < 12:
+            write(place / "train" / name / "images" / f"{name}_{i}.JPEG", sample.png)
+        else:
+            lines.append(f"val_{i}.JPEG\t{name}\t0\t32\t44\t62")
+            write(place / "val" / "images" / f"val_{i}.JPEG", sample.png)
+    for name in CLASSES:
+        write(place / "train" / name / f"{name}_boxes.txt", "x 0 0 1 1")
+    write(place / "val" / "val_annotations.txt", "\n".join(lines))
+    write(place / "test" / "images" / "test_0.JPEG", samples()[0].png)
+    return place
+
+
 LAYOUTS: dict[str, tuple[Callable[[Path], Path], str]] = {
     "class folders": (class_folders, "folders"),
+    "Tiny-ImageNet": (tiny_imagenet, "tiny-imagenet"),
     "split folders": (split_folders, "folders"),
     "CSV manifest": (csv_manifest, "manifest"),
     "JSONL manifest": (jsonl_manifest, "manifest"),

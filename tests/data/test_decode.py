@@ -2,6 +2,7 @@
 
 import io
 import struct
+import sys
 import tarfile
 import threading
 import time
@@ -296,7 +297,7 @@ def test_truncated_file_is_rejected(kind):
     ("content", "message"),
     [
         (b"", "the file is empty"),
-        (b"<html>", "not a JPEG, PNG, GIF, BMP, TIFF, WEBP or PPM file"),
+        (b"<html>", "not a JPEG, PNG, GIF, BMP, TIFF, WEBP, PPM, AVIF or HEIF file"),
         (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "not a JPEG, PNG"),
         (b"\x89PNG\r\n\x1a\n", "damaged PNG file: its header cannot be read"),
         (b"\xff\xd8\xff", "damaged JPEG file"),
@@ -387,3 +388,42 @@ def test_threads_keep_the_warning_filters():
         thread.join()
     assert not failures
     assert list(warnings.filters) == filters
+
+
+def heic(picture: np.ndarray, **options: object) -> bytes:
+    heif = pytest.importorskip("pillow_heif", reason="needs the extra heic")
+    stream = io.BytesIO()
+    heif.from_pillow(Image.fromarray(picture)).save(stream, **options)
+    return stream.getvalue()
+
+
+@pytest.mark.parametrize("orientation", [1, 6, 8])
+@pytest.mark.parametrize("kind", ["AVIF", "HEIF"])
+def test_phone_formats_are_upright(kind: str, orientation: int) -> None:
+    upright = smooth(32, 48)
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    stored = np.ascontiguousarray(STORED[orientation](upright))
+    options = {"quality": 95, "exif": exif.tobytes()}
+    content = heic(stored, **options) if kind == "HEIF" else file(stored, kind, **options)
+    assert read_header(content) == (kind, "RGB", 32, 48)
+    decoded = np.asarray(decode(content, draft_size=(8, 8))).astype(int)
+    assert decoded.shape == (32, 48, 3)
+    assert abs(decoded - upright).mean() < 8  # both formats are lossy; a wrong orientation differs by more than 60
+
+
+@pytest.mark.parametrize("kind", ["AVIF", "HEIF"])
+def test_phone_formats_keep_the_limits(kind: str) -> None:
+    content = heic(smooth(64, 64)) if kind == "HEIF" else file(smooth(64, 64), kind)
+    with pytest.raises(DataError, match="too many pixels"):
+        decode(content, limits=DecodeLimits(max_pixels=64 * 64 - 1))
+    with pytest.raises(DataError, match=f"damaged {kind} file|the file is truncated"):
+        decode(content[: len(content) // 2])
+    with pytest.raises(DataError, match="not a PNG file"):
+        decode(content, limits=DecodeLimits(formats=("PNG",)))
+
+
+def test_missing_pillow_heif_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pillow_heif", None)
+    with pytest.raises(DataError, match=r"pip install 'vitkit\[heic\]'"):
+        decode(b"\0\0\0\x18ftypheic\0\0\0\0mif1heic" + bytes(100))

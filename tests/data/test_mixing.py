@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from vitkit.core.errors import ConfigError, DataError
-from vitkit.data.mixup import mix_batch, one_hot
+from vitkit.data.augment import mix_batch, one_hot
 
 
 def batch(size: int = 4, *, side: int = 12, num_classes: int = 5) -> tuple[Tensor, Tensor]:

@@ -9,7 +9,8 @@ from data.layouts import CLASSES, parquet, samples, tar_bytes, webdataset_cls, w
 
 from vitkit.core.errors import DataError, MissingDependencyError
 from vitkit.data.dataset import UNLABELED, ImageSource, Subset
-from vitkit.data.layouts import parquet as parquet_module
+from vitkit.data.layouts import shards as parquet_module
+from vitkit.data.layouts.base import check_several_classes
 from vitkit.data.layouts.files import expand_braces
 from vitkit.data.layouts.registry import open_dataset
 from vitkit.data.verify import map_images, read_image
@@ -173,7 +174,7 @@ class TestParquet:
     )
     def test_invalid_table_is_rejected(self, tmp_path: Path, columns: dict[str, list[object]], message: str) -> None:
         with pytest.raises(DataError, match=message):
-            open_dataset(self.write_table(tmp_path / "d.parquet", columns))
+            check_several_classes(open_dataset(self.write_table(tmp_path / "d.parquet", columns)))
 
     def test_row_without_bytes_is_an_error(self, tmp_path: Path) -> None:
         data = open_dataset(self.write_table(tmp_path / "d.parquet", {"image": [b"x", None], "label": [0, 1]}))
@@ -197,3 +198,28 @@ def test_missing_pyarrow_is_explained(tmp_path: Path, monkeypatch: pytest.Monkey
     with pytest.raises(MissingDependencyError, match="pyarrow") as caught:
         open_dataset(write(tmp_path / "d.parquet", b""))
     assert caught.value.hint == "pip install 'vitkit[parquet]'"
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"), [("uint64", "label out of range"), ("timestamp[ns]", "got timestamp"), ("two", "2 columns")]
+)
+def test_unusual_parquet_columns_are_named(tmp_path: Path, kind: str, message: str) -> None:
+    arrow, writer = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    images = arrow.array([samples()[0].png, samples()[1].png])
+    labels = (
+        arrow.array([0, 2**64 - 1], arrow.uint64()) if kind == "uint64" else arrow.array([1, 1_700_000_000_123_456_789])
+    )
+    columns = {"image": images, "label": labels.cast(kind) if kind == "timestamp[ns]" else labels}
+    names = ["image", "image", "label"] if kind == "two" else ["image", "label"]
+    writer.write_table(
+        arrow.Table.from_arrays([columns[name] for name in names], names=names), str(tmp_path / "a.parquet")
+    )
+    with pytest.raises(DataError, match=message):
+        open_dataset(tmp_path)
+
+
+def test_huge_tar_label_is_out_of_range(tmp_path: Path) -> None:
+    image = samples()[0].png
+    write(tmp_path / "a.tar", tar_bytes({"1.png": image, "1.json": json.dumps({"label": 10**30}).encode()}))
+    with pytest.raises(DataError, match="label out of range"):
+        open_dataset(tmp_path)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from scipy.io import savemat
 
 from vitkit.core.errors import DataError
-from vitkit.data.layouts.oxford import read_matlab
+from vitkit.data.layouts.published import read_matlab
 from vitkit.data.layouts.registry import open_dataset
 
 

@@ -8,7 +8,8 @@ from data.layouts import write
 
 from vitkit.core.errors import DataError
 from vitkit.data.dataset import UNLABELED, ImageSource
-from vitkit.data.layouts.base import FileSource, PackedNames
+from vitkit.data.layouts.base import FileSource, PackedNames, check_several_classes
+from vitkit.data.layouts.files import list_left_out
 from vitkit.data.layouts.registry import detect_layout, open_dataset
 
 
@@ -80,7 +81,7 @@ def test_val_folder_without_classes_is_an_error(tmp_path: Path) -> None:
 
 def test_single_class_is_an_error_with_a_hint(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="only one class: cat") as caught:
-        open_dataset(tree(tmp_path, "cat/1.png", "cat/2.png"))
+        check_several_classes(open_dataset(tree(tmp_path, "cat/1.png", "cat/2.png")))
     assert caught.value.hint is not None
     assert "unlabeled" in caught.value.hint
 
@@ -132,3 +133,34 @@ def test_packed_names_are_unchanged() -> None:
         tracemalloc.stop()
     assert (len(names), names[0], names[count - 1]) == (count, "photos/00000000.jpeg", f"photos/{count - 1:08}.jpeg")
     assert most < 80 * count  # 20 letters and where they end, each twice for a moment; a list of texts is 100 and more
+
+
+def test_everything_left_out_is_named(tmp_path: Path) -> None:
+    root = tree(
+        tmp_path, "cat/1.png", "cat/2.heic", "cat/3.AVIF", "dog/1.png", "dog/2.svg", "owl/1.pdf", "notes", "x.jpg"
+    )
+    (root / "bird").mkdir()
+    data = open_dataset(root)
+    assert names_of(data.first_split) == ["cat/1.png", "cat/2.heic", "cat/3.AVIF", "dog/1.png"]
+    assert data.left_out == ("x.jpg", "bird/", "dog/2.svg", "notes", "owl/1.pdf", "owl/")
+    files, image, folders = list_left_out(data.left_out)[0].split("; ")
+    assert (
+        files == "left out 3 files that are not images (1 .svg, 1 without suffix, 1 .pdf): dog/2.svg, notes, owl/1.pdf"
+    )
+    assert (image, folders) == ("1 image in no class folder: x.jpg", "2 folders without images: bird/, owl/")
+    unlabeled = open_dataset(root, layout="unlabeled")
+    assert unlabeled.left_out == ("bird/", "dog/2.svg", "notes", "owl/1.pdf")
+
+
+def test_empty_classes_of_splits_are_named(tmp_path: Path) -> None:
+    root = tree(tmp_path, "train/a/1.png", "train/b/1.png", "val/a/1.png", "val/b/1.txt")
+    (root / "train/c").mkdir()
+    data = open_dataset(root)
+    assert data.left_out == ("train/c/", "val/b/1.txt")
+
+
+def test_directory_linked_twice_is_read_twice(tmp_path: Path) -> None:
+    tree(tmp_path, "images/1.png", "photos/a/1.png")
+    (tmp_path / "photos/b").symlink_to(tmp_path / "images")
+    (tmp_path / "photos/c").symlink_to(tmp_path / "images")
+    assert open_dataset(tmp_path / "photos").classes == ("a", "b", "c")

@@ -7,6 +7,7 @@ import pytest
 from data.layouts import write
 
 from vitkit.core.errors import DataError
+from vitkit.data.layouts.base import check_several_classes
 from vitkit.data.layouts.registry import open_dataset
 
 DATA = Path(__file__).resolve().parents[2].parent / "shared" / "data"
@@ -110,7 +111,7 @@ def test_link_within_the_folder_is_read(tmp_path: Path) -> None:
 def test_invalid_csv_line_is_named(tmp_path: Path, lines: tuple[str, ...], message: str) -> None:
     manifest(tmp_path, *lines)
     with pytest.raises(DataError, match=message):
-        open_dataset(tmp_path)
+        check_several_classes(open_dataset(tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -160,3 +161,9 @@ def test_imagenet_photos_have_1000_classes() -> None:
     assert (len(data.first_split), len(set(data.classes)), data.classes[0]) == (1000, 1000, "tench")
     assert data.first_split.labels.tolist() == list(range(1000))
     assert os.path.getsize(DATA / "photos" / data.first_split.name(7)) == len(data.first_split.read(7))  # noqa: PTH202
+
+
+def test_file_name_that_no_system_can_have_is_named(tmp_path: Path) -> None:
+    write(tmp_path / "metadata.jsonl", '{"file_name": "\\ud800.png", "label": "a"}\n')
+    with pytest.raises(DataError, match=r"line 1: '\\ud800.png' is not valid text"):
+        open_dataset(tmp_path)

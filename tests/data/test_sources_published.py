@@ -4,7 +4,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from data.layouts import CLASSES, class_folders, flowers, imagenet_folders, imagenet_tars, npz, pets, write
+from data.layouts import (
+    CLASSES,
+    class_folders,
+    flowers,
+    imagenet_folders,
+    imagenet_tars,
+    npz,
+    pets,
+    tiny_imagenet,
+    write,
+)
 from scipy.io import savemat
 
 from vitkit.core.errors import DataError, UnknownNameError
@@ -197,3 +207,17 @@ def test_layout_is_added_through_the_registry(tmp_path: Path, monkeypatch: pytes
     (tmp_path / "my.layout").touch()
     assert open_dataset(tmp_path).layout == "digits, embedded"
     assert len(open_dataset(tmp_path, layout="mine").classes) == 10
+
+
+def test_tiny_imagenet_has_the_names_of_words_txt(tmp_path: Path) -> None:
+    words = dict.fromkeys(CLASSES[:2], "crane, a crane") | {CLASSES[2]: "goldfish, Carassius auratus"}
+    tiny_imagenet(tmp_path)
+    write(tmp_path / "words.txt", "".join(f"{synset}\t{name}\n" for synset, name in words.items()))
+    data = open_dataset(tmp_path)
+    assert data.layout == "Tiny-ImageNet"
+    assert data.classes == (f"crane ({CLASSES[0]})", f"crane ({CLASSES[1]})", "goldfish")
+    assert list(data.splits) == ["train", "val"]
+    assert data.left_out == ("test/images/test_0.JPEG",)
+    (tmp_path / "val/images/new.JPEG").write_bytes(b"")
+    with pytest.raises(DataError, match=r"val_annotations.txt has no line for val/images/new.JPEG"):
+        open_dataset(tmp_path)

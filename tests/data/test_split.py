@@ -68,3 +68,24 @@ def test_split_is_reproducible_and_salted() -> None:
     whole = source_of([f"{i}.png" for i in range(20)], [0] * 20)
     assert names_of(hold_out(whole, fraction=0.2)[1]) != names_of(hold_out(whole, fraction=0.2, salt="x")[1])
     assert names_of(hold_out(whole, fraction=0.2)[1]) == ["0.png", "6.png", "8.png", "18.png"]  # by sha256sum
+
+
+class CountingLabels(np.ndarray):
+    """Labels that count the comparisons of all of them with one value."""
+
+    scans = 0
+
+    def __eq__(self, other: object) -> object:
+        CountingLabels.scans += 1
+        return super().__eq__(other)
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def test_split_scans_labels_once_and_not_per_class(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(CountingLabels, "scans", 0)
+    whole = source_of([f"{number:04}" for number in range(600)], [number % 200 for number in range(600)])
+    whole.labels = whole.labels.view(CountingLabels)
+    train, held = hold_out(whole, fraction=0.2)
+    assert (len(train), len(held)) == (400, 200)
+    assert CountingLabels.scans == 0

@@ -7,9 +7,8 @@ import pytest
 from PIL import Image
 
 from vitkit.core.errors import DataError
-from vitkit.data.contact_sheet import write_contact_sheet
 from vitkit.data.dataset import Dataset, ImageSource, StoredImage
-from vitkit.data.summary import SizeRange, check_data
+from vitkit.data.summary import SizeRange, summarize_dataset, write_contact_sheet
 from vitkit.data.verify import BadFile
 
 
@@ -51,14 +50,14 @@ def append_records(first: Records, *more: tuple[str, int, StoredImage]) -> Recor
 
 
 def warnings_of(**splits: ImageSource) -> str:
-    return "\n".join(check_data(Dataset("place", splits)).warnings)
+    return "\n".join(summarize_dataset(Dataset("place", splits)).warnings)
 
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_summary_counts_images(workers):
     train = append_records(records(6, 8), ("cat/x.png", 0, png(50, 20, 200, "L")), ("dog/y.png", 1, b"<html>"))
     told: list[int] = []
-    found = check_data(
+    found = summarize_dataset(
         Dataset("place", {"train": train, "val": records(1, 2, seed=90)}), workers=workers, progress=told.append
     )
     assert (found.path, found.layout, found.classes, found.images) == ("place", "records", ("cat", "dog"), 19)
@@ -66,9 +65,11 @@ def test_summary_counts_images(workers):
     assert found.split_counts == {"train": (7, 9), "val": (1, 2)}
     assert found.counts == {"cat": 8, "dog": 11}
     assert found.unlabeled == 0
-    assert (found.height, found.width) == (SizeRange(20, 40, 40), SizeRange(60, 60, 200))
+    assert found.sizes == (SizeRange(20, 40, 40), SizeRange(60, 60, 200))
     assert found.modes == {"PNG RGB": 17, "PNG L": 1}
-    assert found.bad == (("train", BadFile("dog/y.png", "not a JPEG, PNG, GIF, BMP, TIFF, WEBP or PPM file")),)
+    assert found.bad == (
+        ("train", BadFile("dog/y.png", "not a JPEG, PNG, GIF, BMP, TIFF, WEBP, PPM, AVIF or HEIF file")),
+    )
     assert found.duplicates == ()
     assert told == [1] * 19
     assert found.warnings == ("1 of 19 images cannot be used (5.3%)",)
@@ -95,14 +96,14 @@ def test_single_class_is_a_warning():
 
 
 def test_empty_dataset_is_a_warning():
-    found = check_data(Dataset("place", {"all": Records(("cat", "dog"), [])}))
-    assert (found.images, found.height, found.modes) == (0, None, {})
+    found = summarize_dataset(Dataset("place", {"all": Records(("cat", "dog"), [])}))
+    assert (found.images, found.sizes, found.modes) == (0, None, {})
     assert "there are no images" in found.warnings
 
 
 def test_duplicates_are_classified():
     train = append_records(records(5, 5), ("cat/again.png", 0, png(1)), ("dog/other.png", 1, png(0)))
-    found = check_data(
+    found = summarize_dataset(
         Dataset("place", {"train": train, "val": append_records(records(1, 1, seed=90), ("cat/v.png", 0, png(2)))})
     )
     groups = [[f"{member.split}:{member.name}" for member in group.members] for group in found.duplicates]
@@ -125,14 +126,18 @@ def test_duplicates_are_classified():
 def test_equal_pixels_of_other_shape_are_different():
     flat = np.arange(24, dtype=np.uint8)
     shapes = [flat.reshape(4, 6), flat.reshape(6, 4), flat.reshape(4, 6).copy()]
-    found = check_data(Dataset("place", {"all": Records((), [(str(i), -1, array) for i, array in enumerate(shapes)])}))
+    found = summarize_dataset(
+        Dataset("place", {"all": Records((), [(str(i), -1, array) for i, array in enumerate(shapes)])})
+    )
     assert [[member.name for member in group.members] for group in found.duplicates] == [["0", "2"]]
     assert found.unlabeled == 3
     assert found.modes == {"array 1 channel": 3}
 
 
 def test_bad_files_are_not_duplicates():
-    found = check_data(Dataset("place", {"all": append_records(records(5, 5), ("cat/a", 0, b""), ("cat/b", 0, b""))}))
+    found = summarize_dataset(
+        Dataset("place", {"all": append_records(records(5, 5), ("cat/a", 0, b""), ("cat/b", 0, b""))})
+    )
     assert found.duplicates == ()
     assert len(found.bad) == 2
 

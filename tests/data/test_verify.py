@@ -66,7 +66,7 @@ BAD = [
     BadFile("all/3.jpg", "the file is empty"),
     BadFile("all/17.jpg", "the file is truncated"),
     BadFile("all/40.jpg", "cannot be read: permission denied"),
-    BadFile("all/41.jpg", "not a JPEG, PNG, GIF, BMP, TIFF, WEBP or PPM file"),
+    BadFile("all/41.jpg", "not a JPEG, PNG, GIF, BMP, TIFF, WEBP, PPM, AVIF or HEIF file"),
     BadFile("all/59.jpg", "damaged PNG file: its header cannot be read"),
 ]
 

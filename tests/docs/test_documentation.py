@@ -18,16 +18,18 @@ import torch
 from PIL import Image
 
 import vitkit
-import vitkit.recipes.train
+import vitkit.training.auto
 import vitkit.training.run
+from vitkit.api.plans import plan_finetuning, plan_training
 from vitkit.cli import finetune, train
 from vitkit.cli.main import COMMANDS, main
-from vitkit.core.config import apply_overrides
+from vitkit.core.config import apply_overrides, parse_assignments
 from vitkit.core.errors import VitkitError
 from vitkit.core.signals import EXIT_INTERRUPTED
 from vitkit.data.config import AugmentConfig, FractalConfig, augreg_config
 from vitkit.data.layouts.registry import EMBEDDED, LAYOUTS
 from vitkit.model.config import (
+    POSITION_KINDS,
     AttentionConfig,
     BackboneConfig,
     BiTConfig,
@@ -38,11 +40,10 @@ from vitkit.model.config import (
     TokenConfig,
     ViTConfig,
 )
-from vitkit.model.position_kinds import POSITION_KINDS
 from vitkit.model.positions import KERNELS
 from vitkit.model.pretraining_config import MAEConfig, MaskedConfig
 from vitkit.objectives.config import DistillationConfig, FeatureDistillationConfig
-from vitkit.recipes.train import resolve_finetune_config, resolve_train_config
+from vitkit.training.auto import AutoRequest
 from vitkit.training.config import (
     CheckpointConfig,
     DataConfig,
@@ -56,7 +57,7 @@ from vitkit.training.config import (
     RunConfig,
     ScheduleConfig,
 )
-from vitkit.zoo.cost import table6
+from vitkit.zoo.cost import count_table6
 from vitkit.zoo.variants import VARIANTS
 
 ROOT = Path(__file__).parents[2]
@@ -152,13 +153,6 @@ def run_python(code: str, names: dict[str, Any], *, where: str) -> None:
     assert arrows == code.count("# →"), f"{where}: an arrow belongs after an expression, with two spaces before it"
 
 
-@examples
-def test_python_examples_run_and_print_what_they_show(page: Path) -> None:
-    names: dict[str, Any] = {"__name__": "example"}
-    for number, code in enumerate(blocks(read(page), "python"), start=1):
-        run_python(code, names, where=f"{page.name}, Python block {number}")
-
-
 # The command line
 
 
@@ -192,16 +186,25 @@ def resolve_run(arguments: Sequence[str]) -> RunConfig:
     command = {"train": train, "finetune": finetune}[name]
     params = command.command.make_context(name, list(rest)).params
     if name == "train":
-        return resolve_train_config(params["data"], params["settings"], init=params["init"])
-    return resolve_finetune_config(
-        params["model"], params["data"], recipe=params["recipe"], settings=params["settings"]
-    )
+        plan = plan_training(
+            params["data"],
+            init=params["init"],
+            minutes=params["minutes"],
+            recipe=params["recipe"],
+            settings=parse_assignments(params["settings"]),
+        )
+    else:
+        plan = plan_finetuning(
+            params["model"], params["data"], recipe=params["recipe"], settings=parse_assignments(params["settings"])
+        )
+    return plan.configure(Path("out"))
 
 
 def can_run(config: RunConfig) -> bool:
     """Return whether the images and weights of a run exist here; those of most recipes do not."""
     weights = config.model.init
-    return (config.data.path in EMBEDDED or Path(config.data.path).exists()) and (not weights or Path(weights).exists())
+    has_weights = weights in (None, "embedded") or Path(weights).exists()
+    return has_weights and (config.data.path in EMBEDDED or Path(config.data.path).exists())
 
 
 @pytest.fixture
@@ -227,8 +230,13 @@ def one_step(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     def run_one_step(config: RunConfig, *arguments: Any, **options: Any) -> vitkit.training.run.RunResult:
         return run(apply_overrides(config, short + few), *arguments, **options)
 
-    for module in (vitkit.training.run, vitkit.training.run, vitkit.recipes.train):
-        monkeypatch.setattr(module, "run_training", run_one_step)
+    def run_within_budget(request: AutoRequest, *arguments: Any, **options: Any) -> vitkit.training.run.RunResult:
+        names = ("dataset", "decisions", "callback", "stop")
+        settings = {"model.init": request.sources[0]} if request.sources else {}
+        return run_one_step(request.tuned.override(settings), *arguments, **{name: options[name] for name in names})
+
+    monkeypatch.setattr(vitkit.training.run, "run_training", run_one_step)
+    monkeypatch.setattr(vitkit.training.auto, "run_within_budget", run_within_budget)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -263,6 +271,14 @@ def test_commands_run_and_print_what_is_shown(
             assert_shown(mask_numbers(output), mask_numbers(shown), where=page.name)
         else:
             assert_shown(output, shown, where=f"{page.name}: {line}")
+
+
+@examples
+@pytest.mark.usefixtures("folder_with_photos", "one_step")
+def test_python_examples_run_and_print_what_they_show(page: Path) -> None:
+    names: dict[str, Any] = {"__name__": "example"}
+    for number, code in enumerate(blocks(read(page), "python"), start=1):
+        run_python(code, names, where=f"{page.name}, Python block {number}")
 
 
 def test_mistakes_in_commands_that_are_not_run_are_detected() -> None:
@@ -433,7 +449,7 @@ def test_table_6_page_has_our_counts() -> None:
             f"{row.counted_without_padding:.1f}",
             difference(row.counted_without_padding, row.paper),
         ]
-        for row in table6().rows
+        for row in count_table6().rows
     ]
     assert table_rows(read(DOCS / "table6.md")) == counted
 

@@ -21,7 +21,14 @@ from server.serving import RunningServer, run_server, save_tiny_model
 
 from vitkit.cli import serve
 from vitkit.cli.main import add_global_options
-from vitkit.server.config import EngineConfig, LimitsConfig, ServeConfig, parse_arguments, parse_precisions
+from vitkit.server.config import (
+    EngineConfig,
+    LimitsConfig,
+    ServeConfig,
+    configure_server,
+    parse_arguments,
+    parse_precisions,
+)
 from vitkit.server.metrics import Metrics
 from vitkit.server.middleware import match_route
 
@@ -51,7 +58,8 @@ def check_command(arguments: Sequence[str]) -> ServeConfig:
     """Parse the arguments of `vitkit serve` and return its settings."""
     add_global_options(serve.command)
     params = serve.command.make_context("serve", list(arguments)).params
-    settings, models = parse_arguments(params["runs_and_settings"], precisions=parse_precisions(params["precision"]))
+    precisions = parse_precisions(params["precision"])
+    settings, models = configure_server(*parse_arguments(params["runs_and_settings"]), precisions=precisions)
     assert models
     return settings
 

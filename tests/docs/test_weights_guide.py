@@ -9,6 +9,7 @@ import torch
 from PIL import Image
 
 from vitkit.cli.main import main
+from vitkit.core.config import parse_assignments
 from vitkit.data.preprocessing import Preprocessing
 from vitkit.weights import artifact as artifact_io
 from vitkit.weights.bundle import ModelBundle
@@ -37,8 +38,10 @@ SHORT = ["steps=1", "batch_size=8", "workers=0"]
 
 def model_for(name: str) -> ModelConfig:
     if name == "bit":
-        return configure("BiT-R50x1", image_size=32, num_classes=3, settings=["units=[1]"])
-    return configure("Ti/16", image_size=32, patch_size=8, num_classes=3, settings=(*SIZES, *SETTINGS[name]))
+        return configure("BiT-R50x1", image_size=32, num_classes=3, settings={"units": [1]})
+    return configure(
+        "Ti/16", image_size=32, patch_size=8, num_classes=3, settings=parse_assignments((*SIZES, *SETTINGS[name]))
+    )
 
 
 def checkpoint(name: str, folder: Path) -> Path:

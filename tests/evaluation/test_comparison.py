@@ -24,9 +24,9 @@ from vitkit.evaluation.comparison import (
     scores_from_dict,
 )
 from vitkit.evaluation.evaluation import evaluate_logits
+from vitkit.report.charts import standalone_svg
 from vitkit.report.comparison import render_comparison, render_comparison_files, write_comparison
 from vitkit.report.scatter import Point, label_box, place_labels, scatter, scatter_axes
-from vitkit.report.svg import standalone_svg
 from vitkit.zoo.registry import create, find_variant
 from vitkit.zoo.variants import VARIANTS
 
@@ -140,7 +140,7 @@ def test_every_model_has_a_family(variant) -> None:
 
 def test_speeds_are_measured_in_turns() -> None:
     """The models advance a fake clock: by one and two seconds per batch, and once by thirty."""
-    shape = ["width=16", "heads=2", "depth=1", "mlp_dim=16"]
+    shape = {"width": 16, "heads": 2, "depth": 1, "mlp_dim": 16}
     models = [create("Ti/16", image_size=16, num_classes=2, settings=shape) for _ in range(2)]
     order: list[int] = []
     clock = [0.0]

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from vitkit.core.errors import DataError, InputError
-from vitkit.evaluation.evaluation import EvaluationResult, evaluate_logits
+from vitkit.evaluation.evaluation import EvaluationResult, ImageMetrics, evaluate_logits
 
 
 def a_case(images: int = 300, num_classes: int = 7) -> tuple[Tensor, Tensor, tuple[str, ...]]:
@@ -25,8 +25,8 @@ def an_evaluation() -> EvaluationResult:
 
 def test_metrics_are_consistent() -> None:
     evaluation = an_evaluation()
-    assert evaluation.count == 300 == evaluation.confusion.sum() == evaluation.calibration.count.sum()
-    assert evaluation.top1 == pytest.approx(evaluation.confusion.trace() / 300)
+    assert evaluation.count == 300 == evaluation.confusion_matrix().sum() == evaluation.calibration.count.sum()
+    assert evaluation.top1 == pytest.approx(evaluation.confusion_matrix().trace() / 300)
     assert evaluation.top1 == pytest.approx((evaluation.targets == evaluation.predictions).mean())
     assert evaluation.top1 < evaluation.top5 < 1
     for name, share in (("top1", evaluation.top1), ("top5", evaluation.top5)):
@@ -38,6 +38,46 @@ def test_metrics_are_consistent() -> None:
 
 def test_top5_is_one_with_fewer_than_five_classes() -> None:
     assert evaluate_logits(torch.randn(20, 3), torch.arange(20) % 3, labels=("a", "b", "c")).top5 == 1.0
+
+
+def test_batches_equal_all_logits_at_once() -> None:
+    logits, labels, classes = a_case()
+    whole, images = evaluate_logits(logits, labels, labels=classes), ImageMetrics(classes, count=len(labels))
+    for batch in zip(logits.split(7), labels.split(7), strict=True):
+        images.add(*batch)
+    parts = images.result()
+    for name in ("top1", "top5", "ece", "nll"):
+        assert getattr(parts, name) == pytest.approx(getattr(whole, name), abs=1e-12)
+    assert parts.to_dict().keys() == whole.to_dict().keys()
+    assert parts.to_dict()["confusion"] == whole.to_dict()["confusion"]
+    assert parts.per_class == whole.per_class
+    assert parts.probabilities is None
+
+
+@pytest.mark.parametrize("keep_probabilities", [False, True])
+def test_logits_are_held_only_as_probabilities_to_keep(keep_probabilities: bool) -> None:
+    """Counted bytes: what is held per image does not grow with the number of classes."""
+    num_classes = 1000
+    images = ImageMetrics(tuple(map(str, range(num_classes))), count=200, keep_probabilities=keep_probabilities)
+    for _ in range(4):
+        images.add(torch.randn(50, num_classes), torch.randint(num_classes, (50,)))
+    held = sum(column.untyped_storage().nbytes() for column in images._columns.values()) / 200
+    assert held == 5 * 8 + (4 * num_classes if keep_probabilities else 0)
+
+
+def test_missing_images_are_reported() -> None:
+    images = ImageMetrics(("a", "b"), count=3)
+    images.add(torch.zeros(2, 2), torch.tensor([0, 1]))
+    with pytest.raises(InputError, match=r"not all images were added .*expected 3, got 2"):
+        images.result()
+
+
+def test_confusion_holds_only_pairs_that_occur() -> None:
+    images = ImageMetrics(tuple(map(str, range(10_000))), count=20)
+    images.add(torch.randn(20, 10_000), torch.arange(20))
+    confusion = images.result().confusion
+    assert len(confusion.row) == len(confusion.column) == len(confusion.count) <= 20
+    assert confusion.matrix(np.array([3, 7, 11])).sum(axis=1).max() <= 1
 
 
 def test_single_class_is_evaluated() -> None:
@@ -81,12 +121,10 @@ def test_json_is_strict_and_keeps_its_keys() -> None:
     }
 
 
-def test_seed_affects_only_intervals() -> None:
-    logits, labels, classes = a_case()
-    first, second = (evaluate_logits(logits, labels, labels=classes, seed=seed) for seed in (0, 1))
-    assert first.intervals != second.intervals
-    assert (first.top1, first.ece, first.nll) == (second.top1, second.ece, second.nll)
-    np.testing.assert_array_equal(first.confusion, second.confusion)
+def test_json_of_many_classes_is_small() -> None:
+    """It was 9 MB for 1,000 classes, with a dense confusion matrix."""
+    logits, labels, classes = a_case(images=500, num_classes=1000)
+    assert len(json.dumps(evaluate_logits(logits, labels, labels=classes).to_dict())) < 200_000
 
 
 def test_targets_may_be_of_any_integer_type() -> None:

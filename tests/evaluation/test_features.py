@@ -10,12 +10,13 @@ import torch
 from model_cases import random_vit, small
 
 from vitkit.core.errors import DataError
-from vitkit.data.dataset import Subset, fingerprint_contents
+from vitkit.data.dataset import Subset
 from vitkit.data.decode import decode
+from vitkit.data.fingerprint import fingerprint_contents
 from vitkit.data.layouts.arrays import open_digits
 from vitkit.data.preprocessing import Preprocessing
 from vitkit.evaluation import features as features_module
-from vitkit.evaluation.features import compute_features, compute_labeled_features
+from vitkit.evaluation.features import LabeledFeatures, compute_features
 from vitkit.evaluation.fewshot import LinearHead, fewshot_splits, released_preprocessing, replace_head
 from vitkit.model.config import TokenConfig
 from vitkit.weights.bundle import ModelBundle
@@ -45,7 +46,7 @@ def test_features_equal_the_model_and_are_cached(tmp_path: Path, monkeypatch: py
         )
         expected = bundle.build_model().features(preprocessing.normalize(pixels))
     np.testing.assert_allclose(result, expected.numpy(), rtol=0, atol=1e-5)
-    monkeypatch.setattr(features_module, "_CacheFiller", lambda *_, **__: pytest.fail("computed again"))
+    monkeypatch.setattr(features_module, "_fill_cache", lambda *_, **__: pytest.fail("computed again"))
     assert np.array_equal(result, compute_features(bundle, source, directory=tmp_path))
     assert isinstance(result, np.memmap)
     assert [path.suffix for path in tmp_path.iterdir() if not path.name.startswith(".")] == [".npy"]
@@ -64,7 +65,11 @@ def test_cache_depends_on_model_preprocessing_and_images(tmp_path: Path) -> None
     compute_features(bundle, some(29), directory=tmp_path)
     assert len(list(tmp_path.glob("*.npy"))) == 4
     assert bundle.checksum() != replace(bundle, state=moved).checksum()
-    assert fingerprint_contents(some()) == fingerprint_contents(some()) != fingerprint_contents(some(29))
+    assert (
+        fingerprint_contents(some()).checksum
+        == fingerprint_contents(some()).checksum
+        != fingerprint_contents(some(29)).checksum
+    )
 
 
 def test_interrupted_cache_file_is_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,5 +135,6 @@ def test_fewshot_splits_are_disjoint(tmp_path: Path, monkeypatch: pytest.MonkeyP
     names = [{source.name(index) for index in range(len(source))} for source in (remaining, held)]
     assert not names[0] & names[1]
     assert 0.15 < len(held) / len(data.splits["train"]) < 0.25
-    result = compute_labeled_features(make_bundle(), Subset(held, range(5)))
+    few = Subset(held, range(5))
+    result = LabeledFeatures.from_arrays(compute_features(make_bundle(), few), few.labels)
     assert result.targets.tolist() == held.labels[:5].tolist()

@@ -4,6 +4,8 @@ import numpy as np
 import pytest
 import torch
 from scipy import linalg
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from vitkit.core.errors import DataError, InputError
 from vitkit.evaluation.features import LabeledFeatures
@@ -11,7 +13,7 @@ from vitkit.evaluation.fewshot import (
     L2,
     LinearHead,
     fit_logistic_head,
-    leave_one_out_logits,
+    predict_knn,
     sample_shots,
     score_shots,
     solve_ridge,
@@ -68,8 +70,8 @@ def test_ridge_equals_scikit_learn(images: int, width: int) -> None:
 @pytest.mark.parametrize(("images", "width"), SIZES)
 def test_leave_one_out_equals_refitting(images: int, width: int) -> None:
     train, l2 = some(images, width), 5.0
-    ours = leave_one_out_logits(
-        solve_ridge(train.features, train.targets, num_classes=3), train.features, train.targets, l2=l2
+    ours = solve_ridge(train.features, train.targets, num_classes=3).leave_one_out_logits(
+        train.features, train.targets, l2=l2
     )
     features = train.features.double().numpy()
     mean, deviation = features.mean(axis=0), features.std(axis=0) + 1e-5
@@ -86,7 +88,7 @@ def test_temperature_scaling_calibrates_the_head() -> None:
     train = some(200, 10)
     solution = solve_ridge(train.features, train.targets, num_classes=3)
     head = solution.head()
-    sharp = temperature_scaled(head, leave_one_out_logits(solution, train.features, train.targets), train.targets)
+    sharp = temperature_scaled(head, solution.leave_one_out_logits(train.features, train.targets), train.targets)
     queries = some(60, 10).features
     assert torch.equal(head(queries).argmax(dim=1), sharp(queries).argmax(dim=1))
     confidence = sharp(train.features).softmax(dim=1).max(dim=1).values.mean()
@@ -148,3 +150,23 @@ def test_empty_features_are_an_error() -> None:
 def test_linear_head() -> None:
     head = LinearHead(weight=torch.tensor([[1.0, 2.0]]), bias=torch.tensor([3.0]))
     assert head(torch.tensor([[4.0, 5.0]])).tolist() == [[17.0]]
+
+
+class LargestTensor(TorchDispatchMode):
+    """Record the number of elements of the largest tensor that is computed."""
+
+    elements = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        self.elements = max(self.elements, *(each.numel() for each in tree_leaves(result) if torch.is_tensor(each)), 0)
+        return result
+
+
+def test_knn_votes_take_memory_for_each_class_once() -> None:
+    classes, features = 2_000, torch.randn(2_000, 8)
+    sample = LabeledFeatures(features=features, targets=torch.arange(classes))
+    with LargestTensor() as largest:
+        predictions = predict_knn(sample, features, num_classes=classes)
+    assert predictions.tolist() == list(range(classes))
+    assert largest.elements <= 1024 * classes

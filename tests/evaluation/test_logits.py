@@ -11,7 +11,7 @@ from vitkit.data.dataset import Subset
 from vitkit.data.layouts.arrays import open_digits
 from vitkit.data.loader import make_evaluation_loader
 from vitkit.data.preprocessing import Preprocessing
-from vitkit.evaluation.logits import CPU, MetricSums, compute_logits, sum_metrics
+from vitkit.evaluation.logits import CPU, MetricSums, compute_logits, iterate_logits, sum_metrics
 
 PREPROCESSING = Preprocessing(image_size=8, channels=1, mean=(0.5,), std=(0.5,))
 SOURCE = Subset(open_digits().splits["test"], range(21))
@@ -90,6 +90,7 @@ def test_unlabeled_images_are_rejected(model) -> None:
 
 def test_progress_counts_images(model) -> None:
     observed: list[int] = []
-    compute_logits(model, SOURCE, preprocessing=PREPROCESSING, batch_size=8, progress=observed.append)
+    batches = iterate_logits(model, SOURCE, preprocessing=PREPROCESSING, batch_size=8, progress=observed.append)
+    assert [len(batch.targets) for batch in batches] == [8, 8, 5]
     assert observed == [8, 8, 5]
     assert torch.is_grad_enabled()

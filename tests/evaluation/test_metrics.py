@@ -1,7 +1,5 @@
 """Metrics: hand-worked cases, and scikit-learn's and scipy's answers to the same questions."""
 
-import math
-
 import numpy as np
 import pytest
 import torch
@@ -11,13 +9,14 @@ from scipy import special, stats
 from torch import Tensor
 
 from vitkit.evaluation.metrics import (
-    bootstrap_interval,
+    Confusion,
     calibration,
-    class_scores,
+    class_metrics,
     confidences,
-    confusion_matrix,
+    count_confusion,
     negative_log_likelihood,
-    top_k,
+    target_ranks,
+    wilson_interval,
 )
 
 LABELS = torch.tensor([0, 0, 0, 1, 1, 2, 2, 2, 2, 0])
@@ -34,32 +33,33 @@ def test_top_k_equals_a_stable_sort(images: int, num_classes: int, k: int) -> No
     labels = torch.randint(0, num_classes, (images,))
     order = np.argsort(-logits.numpy(), axis=1, kind="stable")[:, :k]
     expected = [int(label) in row for label, row in zip(labels, order, strict=True)]
-    assert top_k(logits, labels, k=k).tolist() == expected
+    assert (target_ranks(logits, labels) < k).tolist() == expected
 
 
 def test_zero_logits_are_correct_by_chance() -> None:
     labels = torch.arange(100) % 10
-    assert top_k(torch.zeros(100, 10), labels, k=1).float().mean() == pytest.approx(0.1)
-    assert top_k(torch.zeros(100, 10), labels, k=5).float().mean() == pytest.approx(0.5)
+    assert (target_ranks(torch.zeros(100, 10), labels) < 1).float().mean() == pytest.approx(0.1)
+    assert (target_ranks(torch.zeros(100, 10), labels) < 5).float().mean() == pytest.approx(0.5)
 
 
 def test_confusion_matrix_rows_are_targets() -> None:
     expected = [[2, 1, 0, 1], [0, 1, 1, 0], [1, 0, 3, 0], [0, 0, 0, 0]]
-    assert confusion_matrix(LABELS, PREDICTIONS, num_classes=4).tolist() == expected
+    assert count_confusion(LABELS.numpy(), PREDICTIONS.numpy(), num_classes=4).matrix(np.arange(4)).tolist() == expected
 
 
 def test_class_scores_equal_scikit_learn() -> None:
     # precision_recall_fscore_support(LABELS, PREDICTIONS, labels=range(4), zero_division=nan) of scikit-learn 1.9.1
-    scores = class_scores(confusion_matrix(LABELS, PREDICTIONS, num_classes=4))
-    assert scores.count.tolist() == [4, 2, 4, 0]
-    np.testing.assert_allclose(scores.recall, [0.5, 0.5, 0.75, math.nan])
-    np.testing.assert_allclose(scores.precision, [2 / 3, 0.5, 0.75, 0.0])
-    np.testing.assert_allclose(scores.f1, [4 / 7, 0.5, 0.75, 0.0])
+    metrics = class_metrics(count_confusion(LABELS.numpy(), PREDICTIONS.numpy(), num_classes=4), "abcd")
+    assert [each.count for each in metrics] == [4, 2, 4, 0]
+    assert metrics[3].recall is None
+    np.testing.assert_allclose([each.recall for each in metrics[:3]], [0.5, 0.5, 0.75])
+    np.testing.assert_allclose([each.precision for each in metrics], [2 / 3, 0.5, 0.75, 0.0])
+    np.testing.assert_allclose([each.f1 for each in metrics], [4 / 7, 0.5, 0.75, 0.0])
 
 
 def test_absent_class_has_no_scores() -> None:
-    scores = class_scores(torch.tensor([[3, 0], [0, 0]]))
-    assert np.isnan([scores.recall[1], scores.precision[1], scores.f1[1]]).all()
+    absent = class_metrics(Confusion(*np.array([[0], [0], [3]])), "ab")[1]
+    assert (absent.recall, absent.precision, absent.f1) == (None, None, None)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
@@ -104,28 +104,29 @@ def test_calibrated_model_has_no_error() -> None:
     assert calibration(torch.full([8], 0.75), torch.arange(8) < 6).error == 0
 
 
-def test_bootstrap_depends_on_the_seed() -> None:
-    correct = torch.arange(997) < 700
-    assert bootstrap_interval(correct, seed=1) == bootstrap_interval(correct, seed=1)
-    assert bootstrap_interval(correct, seed=1) != bootstrap_interval(correct, seed=2)
-
-
-def test_bootstrap_equals_scipy() -> None:
-    correct = torch.arange(400) < 300
-    result = stats.bootstrap(
-        (correct.double().numpy(),), np.mean, n_resamples=2000, method="percentile", rng=np.random.default_rng(0)
-    )
-    # Ends of 1,000 resamples stray by about 0.002 here; the standard error of the mean is 0.022.
-    expected = (result.confidence_interval.low, result.confidence_interval.high)
-    assert bootstrap_interval(correct) == pytest.approx(expected, abs=0.008)
+@pytest.mark.parametrize(("correct", "total"), [(0, 7), (1, 3), (99, 100), (700, 997), (20, 20)])
+def test_wilson_interval_equals_scipy(correct: int, total: int) -> None:
+    expected = stats.binomtest(correct, total).proportion_ci(method="wilson")
+    assert wilson_interval(correct, total) == pytest.approx((expected.low, expected.high), abs=1e-12)
 
 
 def test_higher_level_gives_a_wider_interval() -> None:
-    correct = torch.arange(500) < 400
-    narrow, wide = (bootstrap_interval(correct, level=level) for level in (0.5, 0.99))
+    narrow, wide = (wilson_interval(400, 500, level=level) for level in (0.5, 0.99))
     assert wide[0] < narrow[0] < 0.8 < narrow[1] < wide[1]
 
 
-@pytest.mark.parametrize("right", [0, 20])
-def test_interval_of_constant_correctness_has_no_width(right: int) -> None:
-    assert bootstrap_interval(torch.arange(20) < right) == (right / 20, right / 20)
+@pytest.mark.parametrize("correct", [0, 100])
+def test_interval_of_constant_correctness_has_a_width(correct: int) -> None:
+    low, high = wilson_interval(correct, 100)
+    assert (low, high) == pytest.approx((0.963, 1.0) if correct else (0.0, 0.037), abs=5e-4)
+
+
+@pytest.mark.parametrize(
+    ("probability", "total", "expected"), [(0.99, 100, 0.921), (0.5, 100, 0.943), (0.9, 50, 0.970)]
+)
+def test_intervals_cover_the_nominal_level(probability: float, total: int, expected: float) -> None:
+    """The exact coverage: the probability of all counts whose interval holds the true proportion."""
+    counts = np.arange(total + 1)
+    intervals = [wilson_interval(int(count), total) for count in counts]
+    covered = [low <= probability <= high for low, high in intervals]
+    assert stats.binom.pmf(counts, total, probability)[covered].sum() == pytest.approx(expected, abs=1e-3)

@@ -19,7 +19,7 @@ from vitkit.data.preprocessing import Preprocessing
 from vitkit.evaluation.evaluation import evaluate_logits
 from vitkit.evaluation.label_maps import (
     LabelMap,
-    evaluate_mapped,
+    MappedMetrics,
     imagenet_indices,
     imagenet_wnids,
     load_label_map,
@@ -29,7 +29,7 @@ from vitkit.evaluation.logits import LabeledLogits
 from vitkit.evaluation.protocols import (
     BorderCroppedSource,
     Protocol,
-    evaluate_real,
+    RealMetrics,
     find_mappings,
     objectnet_label_map,
     prepare,
@@ -65,6 +65,20 @@ def images(names: list[str]) -> FileSource:
 def sharp(answers: list[int], *, num_classes: int = 1000) -> torch.Tensor:
     """Return logits whose largest is at each answer."""
     return torch.nn.functional.one_hot(torch.tensor(answers), num_classes).float()
+
+
+def evaluate_mapped(labeled, label_map, *, batch_size=64):
+    metrics = MappedMetrics(label_map, num_classes=labeled.logits.shape[1], count=len(labeled.targets))
+    for batch in zip(labeled.logits.split(batch_size), labeled.targets.split(batch_size), strict=True):
+        metrics.add(*batch)
+    return metrics.result()
+
+
+def evaluate_real(logits, *, source, labels, indices):
+    metrics = RealMetrics(indices)
+    for batch in logits.split(64):
+        metrics.add(batch)
+    return metrics.result(source, labels=labels)
 
 
 # ReaL
@@ -244,7 +258,7 @@ def test_objectnet_label_map_from_published_files(tmp_path):
     # An answer that is no class of ObjectNet's is wrong, and stands in the matrix as another.
     result = evaluate_mapped(LabeledLogits(sharp([9, 8, 30, 7]), torch.from_numpy(remaining.labels)), actual)
     assert result.top1 == 0.5
-    assert result.confusion.tolist() == [[1, 0, 1], [1, 1, 0], [0, 0, 0]]
+    assert result.confusion_matrix().tolist() == [[1, 0, 1], [1, 1, 0], [0, 0, 0]]
     assert result.labels == ("alarm_clock", "bicycle", "(other class)")
 
 
@@ -313,7 +327,7 @@ def test_model_class_in_two_groups_is_correct_for_both():
     both = LabelMap(name="both", classes=("bike", "tandem"), model_classes=((0,), (0, 1)), logits="all")
     result = evaluate_mapped(LabeledLogits(sharp([0, 0], num_classes=3), torch.tensor([0, 1])), both)
     assert result.top1 == 1.0
-    assert np.trace(result.confusion) == 2
+    assert np.trace(result.confusion_matrix()) == 2
 
 
 def test_top5_counts_classes_of_the_model():
@@ -332,12 +346,12 @@ def test_equal_logits_are_correct_by_chance_only():
         evaluate_logits(nothing, labels, labels=names),
     )
     assert mapped.top1 == plain.top1 == 0.25
-    assert mapped.confusion.tolist() == plain.confusion.tolist()
+    assert mapped.to_dict()["confusion"] == plain.to_dict()["confusion"]
     # One class of the data is two of the model's, and stands after the one that is answered.
     turned = LabelMap(name="turned", classes=("a", "b"), model_classes=((1, 2), (0,)), logits="all")
     result = evaluate_mapped(LabeledLogits(torch.zeros(3, 4), torch.tensor([0, 0, 1])), turned)
     assert result.top1 == pytest.approx(1 / 3)
-    assert result.confusion.tolist() == [[0, 2, 0], [0, 1, 0], [0, 0, 0]]
+    assert result.confusion_matrix().tolist() == [[0, 2, 0], [0, 1, 0], [0, 0, 0]]
     assert [each.recall for each in result.per_class[:2]] == [0.0, 1.0]
 
 

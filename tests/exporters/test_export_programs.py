@@ -15,6 +15,7 @@ from cli.tiny_runs import Shell
 from PIL import Image
 
 import vitkit
+from vitkit.core.config import parse_assignments
 from vitkit.data.preprocessing import Preprocessing, get_preprocessing
 from vitkit.exporters import exporter
 from vitkit.exporters import runtime as runtime_module
@@ -57,8 +58,9 @@ def skip_example(directory: Path, bundle: ModelBundle, *, images: VerificationIm
 
 def save(name: str, *settings: str, how: Preprocessing | None = None, num_classes: int = len(LABELS)) -> None:
     how = how or get_preprocessing("deit", image_size=32)
-    settings = (*SIZES, *settings)
-    model = vitkit.create("Ti/16", image_size=32, patch_size=8, num_classes=num_classes, settings=settings)
+    model = vitkit.create(
+        "Ti/16", image_size=32, patch_size=8, num_classes=num_classes, settings=parse_assignments((*SIZES, *settings))
+    )
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.3, generator=torch.Generator().manual_seed(parameter.numel()))
     vitkit.save(model, name, labels=LABELS[:num_classes], preprocessing=how)

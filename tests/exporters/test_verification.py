@@ -18,7 +18,7 @@ from vitkit.exporters.verification import (
     check_outputs,
     compare_outputs,
 )
-from vitkit.inference.batch import ImageFiles
+from vitkit.inference.image_inputs import ImageFiles
 
 PIXELS = [torch.zeros(size, 3, 4, 4) for size in (1, 2, 7)]
 

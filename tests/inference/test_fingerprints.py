@@ -7,13 +7,13 @@ import pytest
 import torch
 
 import vitkit
-from vitkit.inference.batch import ImageFiles
+from vitkit.inference.image_inputs import ImageFiles
 from vitkit.inference.outputs import fingerprint_images, fingerprint_weights
 from vitkit.weights.convert import write_format
 from vitkit.weights.formats.registry import get_format
 from vitkit.weights.load import load_bundle
 
-SETTINGS = ("width=32", "depth=1", "heads=2", "mlp_dim=32")
+SETTINGS = {"width": 32, "depth": 1, "heads": 2, "mlp_dim": 32}
 
 
 @pytest.mark.parametrize("weight_format", ["vitkit", "google", "timm"])

@@ -9,7 +9,7 @@ from data.layouts import imagenet_tars, samples, tar_bytes, write
 from vitkit.core.errors import DataError
 from vitkit.data.dataset import ImageSource
 from vitkit.data.layouts.registry import open_dataset
-from vitkit.inference.batch import open_images
+from vitkit.inference.image_inputs import open_images
 
 
 def png(number: int) -> bytes:
@@ -136,3 +136,22 @@ def test_parquet_file_without_images_is_named() -> None:
     table(Path("predictions.parquet"), {"file": ["x.png"]})
     with pytest.raises(DataError, match="no column of images"):
         open_images(["predictions.parquet"])
+
+
+def test_other_files_in_directories_are_left_out_by_name() -> None:
+    for name in ("d/1.png", "d/2.svg", "d/b/3.pdf"):
+        write(Path(name), png(1))
+    write(Path("d/s.tar"), tar_bytes({"1.png": png(2), "1.cls": b"0", "2.svg": b""}))
+    Path("empty").mkdir()
+    source = open_images(["d", "empty"])
+    assert names(source) == ["d/1.png", "d/s.tar/1.png"]
+    assert source.left_out == ("d/2.svg", "d/b/3.pdf", "d/s.tar/2.svg", "empty/")
+    with pytest.raises(DataError, match=r"no images found .*left out 1 folder without images: empty/"):
+        open_images(["empty"])
+
+
+def test_files_of_other_kinds_are_unreadable_images() -> None:
+    for name in ("a.png", "b.svg", "c"):
+        write(Path(name), png(1))
+    assert names(open_images(["a.png", "b.svg", "c"])) == ["a.png", "b.svg", "c"]
+    assert names(open_images(["b.svg"])) == ["b.svg"]

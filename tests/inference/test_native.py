@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 import vitkit
+from vitkit.core.config import parse_assignments
 from vitkit.core.errors import ConfigError, InputError, VitkitError
 from vitkit.inference.native.encoder import NativeEngine, unsupported_reason
 from vitkit.inference.native.library import compile_library, find_compiler
@@ -48,7 +49,9 @@ MODELS: dict[str, tuple[str, ...]] = {
 
 def model_with(*settings: str, image_size=(24, 40), num_classes: int = 7) -> ViT:
     """A model in which every parameter matters: fresh ones have a head and biases of zero."""
-    model = vitkit.create("Ti/16", image_size=image_size, patch_size=8, num_classes=num_classes, settings=settings)
+    model = vitkit.create(
+        "Ti/16", image_size=image_size, patch_size=8, num_classes=num_classes, settings=parse_assignments(settings)
+    )
     assert isinstance(model, ViT)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -164,7 +167,9 @@ def test_nonfinite_input_gives_nonfinite_output(value) -> None:
 def test_nonfinite_image_does_not_affect_the_next(precision) -> None:
     """A patch of an odd number of values leaves half a word over, in memory that an earlier image has used."""
     settings = ("depth=1", "width=64", "heads=2", "mlp_dim=33")
-    model = vitkit.create("Ti/16", image_size=21, patch_size=7, channels=1, num_classes=3, settings=settings).eval()
+    model = vitkit.create(
+        "Ti/16", image_size=21, patch_size=7, channels=1, num_classes=3, settings=parse_assignments(settings)
+    ).eval()
     engine, images = NativeEngine(model, precision=precision, threads=1), torch.randn(1, 1, 21, 21)
     before = engine.features(images)
     engine.features(torch.full_like(images, torch.nan))
@@ -188,7 +193,9 @@ def test_nonfinite_weight_gives_nonfinite_output(name) -> None:
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="denormal numbers are slow on x86, and not elsewhere")
 def test_denormals_are_flushed_inside_the_engine_only() -> None:
     settings = (*SMALL, "pooling=mean", "positions.kind=none", "tokens.class_token=false")
-    model = vitkit.create("Ti/16", image_size=16, patch_size=8, num_classes=3, settings=settings).eval()
+    model = vitkit.create(
+        "Ti/16", image_size=16, patch_size=8, num_classes=3, settings=parse_assignments(settings)
+    ).eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if name.endswith("bias"):
@@ -241,7 +248,10 @@ def test_lower_precision_needs_less_memory() -> None:
 
 def test_unsupported_models_have_a_reason() -> None:
     def reason(name: str, *settings: str) -> str:
-        return unsupported_reason(vitkit.create(name, settings=settings, device="meta"), "fp32") or "none"
+        return (
+            unsupported_reason(vitkit.create(name, settings=parse_assignments(settings), device="meta"), "fp32")
+            or "none"
+        )
 
     assert "hybrids" in reason("R50+B/16")
     assert "ResNets" in reason("BiT-R50x1")
@@ -349,7 +359,7 @@ def test_engine_works_after_fork() -> None:
         warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 warns of forks beside threads: our subject
         child = forking.Process(target=_answer_in_child, args=(engine, images, answers))
         child.start()
-    assert answers.get(timeout=60) == before.tolist()
+    assert answers.get(timeout=600) == before.tolist()
     child.join(60)
     assert child.exitcode == 0
     assert torch.equal(engine.features(images), before)
@@ -359,7 +369,7 @@ def test_process_can_exit_while_a_thread_runs() -> None:
     script = (
         "import threading, torch, vitkit\n"
         "from vitkit.inference.native.encoder import NativeEngine\n"
-        "model = vitkit.create('Ti/16', image_size=64, patch_size=4, settings=['depth=4']).eval()\n"
+        "model = vitkit.create('Ti/16', image_size=64, patch_size=4, settings={'depth': 4}).eval()\n"
         "engine, images, busy = NativeEngine(model, threads=2), torch.rand(8, 3, 64, 64), threading.Event()\n"
         "features = torch.empty(8, 192)\n"
         "def ask():\n"
@@ -369,7 +379,7 @@ def test_process_can_exit_while_a_thread_runs() -> None:
         "threading.Thread(target=ask, daemon=True).start()\n"
         "busy.wait()\n"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, check=False, timeout=120)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, check=False, timeout=600)
     assert (done.returncode, done.stderr) == (0, b"")
 
 
@@ -377,11 +387,11 @@ def test_idle_threads_sleep() -> None:
     script = (
         "import time, torch, vitkit\n"
         "from vitkit.inference.native.encoder import NativeEngine\n"
-        "model = vitkit.create('Ti/16', image_size=32, settings=['depth=1']).eval()\n"
+        "model = vitkit.create('Ti/16', image_size=32, settings={'depth': 1}).eval()\n"
         "NativeEngine(model, threads=3).features(torch.rand(4, 3, 32, 32))\n"
         "time.sleep(0.1); before = time.process_time(); time.sleep(0.5); print(time.process_time() - before)\n"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=120)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=600)
     assert float(done.stdout) < 0.1  # two threads that went on spinning would have used half a second or more
 
 

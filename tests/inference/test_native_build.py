@@ -1,11 +1,13 @@
 """Compilation of the native library: once per machine, private and intact."""
 
 import os
+import shutil
 import stat
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -43,7 +45,7 @@ def compiler_calls(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 
 def libraries(cache: Path) -> list[str]:
-    return sorted(path.name for path in (cache / "kernels").glob("*") if not path.name.endswith(".lock"))
+    return sorted(path.name for path in (cache / "kernels").glob("*") if path.suffix not in (".lock", ".failed"))
 
 
 def test_library_is_compiled_once(cache) -> None:
@@ -66,7 +68,7 @@ def test_changed_sources_give_another_library(cache) -> None:
 
 def test_another_machine_has_another_library(cache, monkeypatch) -> None:
     first = build_library()
-    monkeypatch.setattr(library, "_machine", lambda: "a machine with fewer instructions")
+    monkeypatch.setattr(library, "_cpu", lambda: "a machine with fewer instructions")
     assert build_library() != first
 
 
@@ -202,4 +204,56 @@ def test_concurrent_builds_leave_one_library(cache) -> None:
     )
     processes = [subprocess.Popen([sys.executable, "-c", script, str(library.SOURCES)]) for _ in range(2)]
     assert [process.wait(120) for process in processes] == [0, 0]
+    assert len(libraries(cache)) == 1
+
+
+@pytest.mark.usefixtures("cache")
+def test_noexec_cache_is_reported_before_compiling(compiler_calls, monkeypatch):
+    status = os.statvfs("/")
+    flags = SimpleNamespace(f_flag=status.f_flag | os.ST_NOEXEC)
+    monkeypatch.setattr(os, "statvfs", lambda path: flags)
+    with pytest.raises(EngineError, match="mounted noexec") as caught:
+        build_library()
+    assert "VITKIT_CACHE" in caught.value.hint
+    assert "-shared" not in (compiler_calls.read_text() if compiler_calls.exists() else "")
+
+
+@pytest.mark.usefixtures("cache")
+def test_full_cache_is_reported_before_compiling(compiler_calls, monkeypatch):
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=1_000_000))
+    with pytest.raises(EngineError, match=r"1\.0 MB of free space"):
+        build_library()
+    assert "-shared" not in (compiler_calls.read_text() if compiler_calls.exists() else "")
+
+
+def test_library_that_cannot_be_loaded_is_an_engine_error(cache, monkeypatch):
+    build_library()
+
+    def refuse(*arguments):
+        raise PermissionError(1, "Operation not permitted")  # as Linux does on a file system mounted noexec
+
+    monkeypatch.setattr(library.mmap, "mmap", refuse)
+    with pytest.raises(EngineError, match=r"cannot be loaded from .*: .*not permitted") as caught:
+        build_library()
+    assert "VITKIT_CACHE" in caught.value.hint
+
+
+def test_failed_compilation_is_not_repeated(cache, compiler_calls):
+    (library.SOURCES / "engine.cpp").write_text("not C++\n")
+    with pytest.raises(EngineError, match="could not compile") as first:
+        build_library()
+    attempts = compiler_calls.read_text().count("-shared")
+    assert attempts > 0
+    with pytest.raises(EngineError, match="earlier attempt") as second:
+        build_library()
+    assert compiler_calls.read_text().count("-shared") == attempts
+    assert str(first.value.got) in str(second.value)
+    (library.SOURCES / "part.h").write_text("#define ANSWER 43\n")  # another version is tried
+    with pytest.raises(EngineError, match="could not compile"):
+        build_library()
+
+
+def test_compiler_does_not_need_the_temporary_directory(cache, monkeypatch, tmp_path):
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "full"))
+    build_library()
     assert len(libraries(cache)) == 1

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from vitkit.inference.outputs import ImagePrediction, PredictionFile, open_exclusively
+from vitkit.inference.outputs import PredictionFile, open_exclusively
+from vitkit.inference.predictions import ImagePrediction
 
 fcntl = pytest.importorskip("fcntl", reason="this system has no file locks")
 
@@ -34,7 +35,7 @@ with open(sys.argv[1], "ab+") as file:
 
 
 def others_can_write(path: Path) -> bool:
-    tried = subprocess.run([sys.executable, "-c", TRYING, path], capture_output=True, timeout=60, check=False)
+    tried = subprocess.run([sys.executable, "-c", TRYING, path], capture_output=True, timeout=600, check=False)
     return tried.returncode == 0
 
 
@@ -45,7 +46,7 @@ def test_orphaned_child_processes_hold_no_lock(tmp_path: Path) -> None:
     ) as killed:
         assert killed.stdout is not None
         child = int(killed.stdout.readline())
-        assert killed.wait(timeout=60) == -signal.SIGKILL
+        assert killed.wait(timeout=600) == -signal.SIGKILL
         os.kill(child, 0)  # it is still running
         with open_exclusively(path):
             assert not others_can_write(path)

@@ -15,11 +15,12 @@ from vitkit.data.layouts.arrays import open_digits
 from vitkit.data.preprocessing import Preprocessing
 from vitkit.evaluation.logits import compute_logits as evaluate_logits
 from vitkit.inference.agreement import sample_images
-from vitkit.inference.batch import PredictionOptions, open_images, predict_batches
-from vitkit.inference.predictor import Prediction, Predictor
+from vitkit.inference.image_inputs import open_images
+from vitkit.inference.predictions import Prediction
+from vitkit.inference.predictor import PredictionOptions, Predictor, predict_batches
 from vitkit.weights.load import load_bundle
 
-SETTINGS = ("width=32", "depth=1", "heads=2", "mlp_dim=32")
+SETTINGS = {"width": 32, "depth": 1, "heads": 2, "mlp_dim": 32}
 
 
 def saved(folder: Path, *, channels: int = 3, num_classes: int = 3, antialias: bool = True) -> Path:
@@ -50,9 +51,12 @@ def test_prediction_does_not_depend_on_the_input_type(tmp_path: Path) -> None:
     content = io.BytesIO()
     picture.save(content, format="PNG")
     forms = [str(tmp_path / "cat.png"), tmp_path / "cat.png", content.getvalue(), picture, np.asarray(picture)]
-    assert len({tuple(predictor(form)[0]) for form in forms}) == 1
+    forms.append(torch.from_numpy(np.asarray(picture).copy()).permute(2, 0, 1))
+    assert len({predictor(form)[0].predictions for form in forms}) == 1
     together = predictor(forms)
-    assert [[each.label for each in row] for row in together] == [[each.label for each in together[0]]] * 5
+    assert [[each.label for each in row.predictions] for row in together] == [
+        [each.label for each in together[0].predictions]
+    ] * 6
 
 
 def test_probabilities_are_the_softmax_in_descending_order(tmp_path: Path) -> None:
@@ -64,8 +68,8 @@ def test_probabilities_are_the_softmax_in_descending_order(tmp_path: Path) -> No
     torch.testing.assert_close(predictor.probabilities(images), expected, atol=1e-6, rtol=0)
     for row, probabilities in zip(predictor(images, top=2), expected, strict=True):
         order = probabilities.argsort(descending=True)[:2].tolist()
-        assert [each.label for each in row] == [("cat", "dog", "owl")[number] for number in order]
-        assert [each.probability for each in row] == pytest.approx(probabilities[order].tolist(), abs=1e-6)
+        assert [each.label for each in row.predictions] == [("cat", "dog", "owl")[number] for number in order]
+        assert [each.probability for each in row.predictions] == pytest.approx(probabilities[order].tolist(), abs=1e-6)
 
 
 def test_ties_keep_the_order_of_the_classes(tmp_path: Path) -> None:
@@ -73,6 +77,24 @@ def test_ties_keep_the_order_of_the_classes(tmp_path: Path) -> None:
     top = predictor.top_predictions(torch.tensor([0.2, 0.4, 0.4]), top=3)
     assert [each.label for each in top] == ["dog", "owl", "cat"]
     assert top[0] == Prediction("dog", pytest.approx(0.4))
+    assert [each.label for each in predictor.top_predictions(torch.full([3], 0.3), top=2)] == ["cat", "dog"]
+
+
+def test_naming_the_top_classes_does_not_sort_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    predictor = Predictor(saved(tmp_path))
+    monkeypatch.setattr(Predictor, "labels", tuple(map(str, range(20_000))))
+    sizes: list[int] = []
+    original = torch.Tensor.sort
+
+    def sort(tensor: torch.Tensor, **options: bool) -> object:
+        sizes.append(len(tensor))
+        return original(tensor, **options)
+
+    monkeypatch.setattr(torch.Tensor, "sort", sort)
+    probabilities = torch.arange(20_000) / 20_000
+    top = predictor.top_predictions(probabilities, top=5)
+    assert [each.label for each in top] == ["19999", "19998", "19997", "19996", "19995"]
+    assert sizes == [5]
 
 
 @pytest.mark.parametrize("antialias", [True, False])
@@ -106,7 +128,7 @@ def test_features_are_the_input_of_the_head(tmp_path: Path) -> None:
             expected = model.features(model.preprocess(photo(seed)))[0]
             torch.testing.assert_close(torch.tensor(answer.features), expected, atol=1e-5, rtol=0)
     files = [str(source / f"{seed}.png") for seed in range(3)]
-    assert [list(answer.predictions) for answer in found] == predictor(files)
+    assert [answer.predictions for answer in found] == [answer.predictions for answer in predictor(files)]
 
 
 def test_model_without_classes_returns_features_only(tmp_path: Path) -> None:
@@ -133,7 +155,7 @@ def test_unreadable_image_affects_no_other(tmp_path: Path) -> None:
         for answer in batch
     ]
     assert after[3].error is not None
-    assert "predictions" not in after[3].to_json()
+    assert "predictions" not in after[3].to_dict()
     assert after[:3] + after[4:] == before[:3] + before[4:]
 
 

@@ -12,9 +12,9 @@ from model_cases import images_for, random_vit, small
 
 from vitkit.core.cache_dir import cache_root, cache_unwritable_reason
 from vitkit.core.errors import ConfigError
+from vitkit.inference.native.library import is_built
 from vitkit.inference.select import (
     describe_native_engine,
-    is_native_built,
     needs_native_build,
     select_engine,
     try_build_native,
@@ -59,7 +59,7 @@ def check_fallback(reason: str) -> None:
 def test_no_home_directory() -> None:
     with pytest.raises(ConfigError, match="no home directory"):
         cache_root()
-    assert not is_native_built()
+    assert not is_built()
     check_fallback("no home directory for the cache; set VITKIT_CACHE")
 
 
@@ -95,7 +95,8 @@ def test_predict_without_home_directory(tmp_path: Path) -> None:
         "from vitkit.cli.main import main\n"
         "def fail(cls): raise RuntimeError('Could not determine home directory.')\n"
         "pathlib.Path.home = classmethod(fail)\n"
-        "model = vitkit.create('Ti/16', image_size=16, patch_size=8, num_classes=2, settings=['depth=1', 'width=24'])\n"
+        "model = vitkit.create('Ti/16', image_size=16, patch_size=8, num_classes=2, "
+        "settings={'depth': 1, 'width': 24})\n"
         "vitkit.save(model, 'model', labels=['cat', 'dog'])\n"
         "import numpy, PIL.Image\n"
         "PIL.Image.fromarray(numpy.zeros((9, 9, 3), dtype=numpy.uint8)).save('black.png')\n"

@@ -9,7 +9,7 @@ from torch import Tensor
 import vitkit
 from vitkit.core.errors import InputError
 from vitkit.inspection import deletion_curve, head_maps, relevance, rollout
-from vitkit.inspection.requirements import NotApplicableError
+from vitkit.inspection.attention import NotApplicableError
 from vitkit.model.config import BiTConfig, TokenConfig, ViTConfig
 from vitkit.model.encoder import Capture
 from vitkit.model.vit import ViT

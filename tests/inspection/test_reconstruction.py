@@ -6,7 +6,7 @@ import torch
 from vitkit.data.preprocessing import Preprocessing
 from vitkit.inspection import reconstruction
 from vitkit.model.config import ViTConfig
-from vitkit.model.masked import MaskedAutoencoder, MaskedPatches
+from vitkit.model.pretraining import MaskedAutoencoder, MaskedPatches
 from vitkit.model.pretraining_config import MAEConfig, MaskedConfig
 from vitkit.model.vit import ViT
 

@@ -15,8 +15,8 @@ from vitkit.inspection import (
     position_similarity,
     token_norms,
 )
+from vitkit.inspection.attention import NotApplicableError
 from vitkit.inspection.features import layer_maps, patch_features
-from vitkit.inspection.requirements import NotApplicableError
 from vitkit.model.config import BiTConfig
 from vitkit.model.encoder import Capture
 

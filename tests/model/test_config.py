@@ -8,8 +8,7 @@ import torch
 from torch import nn
 
 from vitkit.core.errors import ConfigError
-from vitkit.model.config import PositionConfig, ViTConfig
-from vitkit.model.position_kinds import POSITION_KINDS, PositionKind
+from vitkit.model.config import POSITION_KINDS, PositionConfig, PositionKind, ViTConfig
 from vitkit.model.vit import ViT
 
 SMALL = {"image_size": 16, "patch_size": 8, "width": 16, "depth": 2, "heads": 2, "mlp_dim": 16, "num_classes": 3}

@@ -274,16 +274,8 @@ def test_stochastic_depth_preserves_the_expectation(share: float) -> None:
 
 @pytest.mark.parametrize(("depth", "axial"), [(1, False), (2, False), (5, False), (3, True)])
 def test_stochastic_depth_rate_grows_linearly_with_depth(depth: int, axial: bool) -> None:
-    made = create_blocks(
-        BlockConfig(axial=axial),
-        depth=depth,
-        width=4,
-        heads=1,
-        mlp_dim=4,
-        grid=(2, 2),
-        dropout=0.0,
-        stochastic_depth=0.6,
-    )
+    settings = {"block": BlockConfig(axial=axial), "dropout": DropoutConfig(stochastic_depth=0.6)}
+    made = create_blocks(small(depth=depth, pooling="mean", **settings))
     shares = [block.stochastic_depth.rate for block in made]
     count = depth * (2 if axial else 1)
     assert shares == pytest.approx([0.6 * layer / max(count - 1, 1) for layer in range(count)])

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from model_cases import CASES, images_for, random_vit, randomized, small
 from torch import Tensor
 
-from vitkit.model.config import Activation, HeadConfig, TokenConfig
+from vitkit.model.config import Activation, BlockConfig, HeadConfig, TokenConfig, ViTConfig
 from vitkit.model.heads import AttentionPool, DistilledHead, PreLogits
 from vitkit.model.vit import ViT
 
@@ -64,7 +64,8 @@ def test_attention_pooling_attends_with_one_learned_query(
     activation: Activation, batch: int, length: int, heads: int, share: int
 ) -> None:
     width = heads * share
-    pool = AttentionPool(width=width, heads=heads, mlp_dim=5, activation=activation, norm_eps=1e-6)
+    config = ViTConfig(width=width, heads=heads, mlp_dim=5, block=BlockConfig(activation=activation))
+    pool = AttentionPool(config)
     torch.nn.init.zeros_(pool.latent)
     pool = randomized(pool).double()
     tokens = torch.randn(batch, length, width, dtype=torch.float64)

@@ -25,10 +25,7 @@ from vitkit.model.vit import ViT
 from vitkit.zoo.registry import create
 from vitkit.zoo.variants import VARIANTS, ModelConfig
 
-ROWS = [
-    pattern
-    for pattern, _ in initialization_rules(head_bias=0.0, layer_scale=None, gated_mlp=False, fixed_positions=None)
-]
+ROWS = [pattern for pattern, _ in initialization_rules()]
 ZOO: dict[str, ModelConfig] = {variant.name: variant.config for variant in VARIANTS}
 BUILT: dict[str, ModelConfig] = CASES | reduced_zoo()
 
@@ -69,7 +66,7 @@ def test_parameter_without_a_rule_is_an_error() -> None:
             self.gate = nn.Parameter(torch.empty(3))
 
     with pytest.raises(VitkitError, match="no unique initialization rule for gate") as raised:
-        initialize(Odd())
+        initialize(Odd(), initialization_rules())
     assert (raised.value.expected, raised.value.got) == ("one rule", 0)
 
 

@@ -8,7 +8,7 @@ from torch import Tensor
 from vitkit.core.errors import ConfigError
 from vitkit.data.preprocessing import Preprocessing
 from vitkit.model.config import BackboneConfig, BlockConfig, HeadConfig, PositionConfig, TokenConfig, ViTConfig
-from vitkit.model.masked import MaskedAutoencoder
+from vitkit.model.pretraining import MaskedAutoencoder
 from vitkit.model.pretraining_config import MAEConfig
 from vitkit.model.vit import ViT
 from vitkit.objectives.base import PerImageRNG, SelfSupervised

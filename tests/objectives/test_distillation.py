@@ -12,11 +12,10 @@ from PIL import Image
 from torch import Tensor, nn
 
 from vitkit.core.errors import ConfigError
+from vitkit.data.augment import mix_batch, one_hot
 from vitkit.data.decode import decode
-from vitkit.data.mixup import mix_batch, one_hot
 from vitkit.data.preprocessing import ORIGINS, Preprocessing, get_preprocessing
-from vitkit.model.distilled import DistilledViT
-from vitkit.model.masked import get_encoder
+from vitkit.model.pretraining import DistilledViT, get_encoder
 from vitkit.objectives.base import Objective
 from vitkit.objectives.config import DistillationConfig, SupervisedConfig
 from vitkit.objectives.distillation import DistillationObjective, distillation_loss
@@ -29,7 +28,7 @@ STUDENT = Preprocessing(image_size=16)
 OTHER = get_preprocessing("deit", image_size=16)
 STUDENT_224 = Preprocessing(image_size=224, resize="crop", interpolation="bicubic")
 DATA = Path(__file__).parents[3] / "shared" / "data"
-TINY = ["width=16", "depth=1", "heads=2", "mlp_dim=16"]
+TINY = {"width": 16, "depth": 1, "heads": 2, "mlp_dim": 16}
 
 
 class Says(nn.Module):
@@ -48,7 +47,7 @@ class Says(nn.Module):
 def drawn_vit(*, seed: int, image_size: int = 16, num_classes: int = 4, distilled: bool = False) -> nn.Module:
     """A small ViT none of whose weights is zero, so that it has something to say."""
     generator = torch.Generator().manual_seed(seed)
-    settings = [*TINY, *(["tokens.distillation=true"] if distilled else [])]
+    settings = {**TINY, **({"tokens.distillation": True} if distilled else {})}
     model = create("Ti/16", image_size=image_size, patch_size=8, num_classes=num_classes, settings=settings)
     for parameter in model.parameters():
         with torch.no_grad():
@@ -292,7 +291,9 @@ def test_teacher_runs_once_per_batch() -> None:
 
 
 def test_teacher_has_no_gradient_and_no_dropout() -> None:
-    teacher = create("Ti/16", image_size=16, patch_size=8, num_classes=4, settings=[*TINY, "dropout.dense=0.5"]).train()
+    teacher = create(
+        "Ti/16", image_size=16, patch_size=8, num_classes=4, settings=TINY | {"dropout.dense": 0.5}
+    ).train()
     student = drawn_vit(seed=2)
     made = objective(teacher)
     before = torch.get_rng_state()

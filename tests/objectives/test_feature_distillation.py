@@ -9,16 +9,16 @@ from torch import nn
 from torch.nn import functional
 
 from vitkit.core.errors import ConfigError, DataError
+from vitkit.data.augment import mix_batch, one_hot
 from vitkit.data.config import AugmentConfig
 from vitkit.data.dataset import ImageSource
 from vitkit.data.layouts.registry import open_dataset
 from vitkit.data.loader import BatchShard, SamplerState, make_training_loader
-from vitkit.data.mixup import mix_batch, one_hot
 from vitkit.data.preprocessing import Preprocessing
 from vitkit.data.stored_targets import NAMES, StoredTargets, crop_box, crop_path
-from vitkit.model.distilled import FeatureStudent
+from vitkit.model.pretraining import FeatureStudent
 from vitkit.objectives.config import FeatureDistillationConfig, ObjectiveConfig, get_builder
-from vitkit.objectives.feature_distillation import FeatureDistillationObjective
+from vitkit.objectives.distillation import FeatureDistillationObjective
 from vitkit.zoo.registry import create
 
 

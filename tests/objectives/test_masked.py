@@ -8,7 +8,7 @@ from torch import Tensor
 
 from vitkit.core.errors import ConfigError
 from vitkit.model.config import BackboneConfig, DropoutConfig, PositionConfig, ViTConfig
-from vitkit.model.masked import MaskedAutoencoder, MaskedPatches, get_encoder
+from vitkit.model.pretraining import MaskedAutoencoder, MaskedPatches, get_encoder
 from vitkit.model.pretraining_config import MAEConfig, MaskedConfig
 from vitkit.model.vit import ViT
 from vitkit.objectives.base import EVALUATION_USE, PerImageRNG, SelfSupervised, training_use

@@ -35,7 +35,7 @@ class BrierBuilder(ObjectiveBuilder):
 @pytest.fixture
 def brier(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "brier", sys.modules[__name__])
-    entry = ObjectiveEntry(module="brier", builder="BrierBuilder", needs_labels=True)
+    entry = ObjectiveEntry("brier:BrierBuilder", needs_labels=True)
     monkeypatch.setitem(OBJECTIVES, "brier", entry)
 
 

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from vitkit.core.errors import ConfigError
-from vitkit.data.mixup import one_hot
+from vitkit.data.augment import one_hot
 from vitkit.objectives.config import SupervisedConfig
 from vitkit.objectives.supervised import SupervisedObjective, cross_entropy
 

@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.nn import functional
 from witness.google_numpy import vit_logits
 
+from vitkit.core.config import parse_assignments
 from vitkit.core.sizes import Size, pair
 from vitkit.data.preprocessing import Preprocessing
 from vitkit.model.config import InterpolationOrigin
@@ -191,7 +192,9 @@ sizes = pytest.mark.parametrize("size", [LARGE, OBLONG_IMAGE], ids=["24x24", "20
 
 def file_of(name: str, place: Path, *settings: str, num_classes: int = 5) -> Path:
     """Write a randomized model in a format."""
-    config = configure("Ti/16", image_size=OLD, patch_size=4, num_classes=num_classes, settings=(*SIZES, *settings))
+    config = configure(
+        "Ti/16", image_size=OLD, patch_size=4, num_classes=num_classes, settings=parse_assignments((*SIZES, *settings))
+    )
     generator = torch.Generator().manual_seed(3)
     shapes = {key: tensor.shape for key, tensor in create(config, device="meta").state_dict().items()}
     made = ModelBundle(

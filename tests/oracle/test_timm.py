@@ -307,7 +307,7 @@ def test_timm_resnet_numerics() -> None:
 )
 def test_zoo_model_logits_equal_timm(name: str, timm_name: str, image_size: int, depth: int, rename: Rename) -> None:
     timm = import_timm()
-    settings = [f"depth={depth}", "block.activation=gelu_erf"]
+    settings = {"depth": depth, "block.activation": "gelu_erf"}
     ours = create(name, image_size=image_size, settings=settings, device="meta").to_empty(device="cpu")
     with torch.device("meta"):
         theirs = timm.create_model(timm_name, num_classes=1000, img_size=image_size, depth=depth)

@@ -11,9 +11,7 @@ def test_suite_of_the_guide_is_valid(tmp_path):
     guide = Path(__file__).parents[2] / "docs" / "guides" / "evaluation.md"
     [text] = re.findall(r"^```toml\n(.*?)^```$", guide.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
     (tmp_path / "mine.toml").write_text(text, encoding="utf-8")
-    todo = suite_tasks(
-        find_suite(str(tmp_path / "mine.toml")), assignments=["schedule.steps=100", "schedule.epochs=none"]
-    )
+    todo = suite_tasks(find_suite(str(tmp_path / "mine.toml")), settings={"steps": 100})
     assert [(task.model, task.dataset, task.rates, task.model_from) for task in todo[:3]] == [
         ("ViT-B_16", "pets", (0.001, 0.003, 0.01, 0.03), None),
         ("ViT-B_16", "birds", (0.003, 0.01), None),

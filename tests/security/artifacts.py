@@ -636,7 +636,7 @@ def toml_of_images_a_billion_wide(folder: Path) -> Path:
 
 def own(folder: Path, labels: Sequence[str] = ("cat", "dog")) -> Path:
     """Create a small valid artifact."""
-    sizes = ["depth=1", "width=16", "heads=1", "mlp_dim=16"]
+    sizes = {"depth": 1, "width": 16, "heads": 1, "mlp_dim": 16}
     model = vitkit.create("B/16", image_size=32, num_classes=len(labels), settings=sizes)
     vitkit.save(model, folder / "own", labels=list(labels))
     return folder / "own"

@@ -66,6 +66,10 @@ def is_the_worker(event: Event) -> bool:
     return event.name == "subprocess.Popen" and event.vitkit == "vitkit.server.supervisor"
 
 
+def is_the_background_server(event: Event) -> bool:
+    return event.name == "subprocess.Popen" and event.vitkit == "vitkit.server.background"
+
+
 def is_the_proof(event: Event) -> bool:
     return event.name == "subprocess.Popen" and event.vitkit == "vitkit.exporters.verification"
 
@@ -90,6 +94,7 @@ ALLOWED: dict[Callable[[Event], bool], str] = {
     is_message: "processes of one run send each other objects; nobody else can write to those pipes",
     is_of_the_doctor: "vitkit doctor tries imports in a process of its own, and asks macOS for its sizes",
     is_the_worker: "the server starts its own worker, with Python's own path and no words of anybody's",
+    is_the_background_server: "vitkit.serve(block=False) starts the server with Python's own path; options go by stdin",
     is_the_proof: "export runs the example that it wrote, in which nothing of the model's is code, as a user would",
     is_the_compiler: "the native engine is compiled from vitkit's own sources",
     is_torchs_compiler: "torch.compile calls the C++ compiler on what it wrote itself",

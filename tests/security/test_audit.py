@@ -15,7 +15,9 @@ from pathlib import Path
 import pytest
 from security.audit import ALLOWED, get_audit
 from security.audit import is_fault as is_fault_of
-from server.serving import encode_image, run_server, save_tiny_model
+from server.serving import encode_image, request, run_server, save_tiny_model
+
+import vitkit
 
 TESTS = Path(__file__).resolve().parents[1]
 SOURCE = TESTS.parent / "src"
@@ -134,6 +136,27 @@ def test_server_triggers_no_forbidden_event(tmp_path):
         front = server.process.pid
     heard = [json.loads(line) for line in report.read_text(encoding="utf-8").splitlines()]
     assert {front, worker} <= {each["process"] for each in heard if each["name"] == "begun"}
+    assert [each for each in heard if each["fault"]] == []
+
+
+def test_background_server_triggers_no_forbidden_event(tmp_path, monkeypatch):
+    report = tmp_path / "heard.jsonl"
+    monkeypatch.setenv("PYTHONPATH", f"{TESTS / 'security' / 'listening'}:{TESTS}:{os.environ.get('PYTHONPATH', '')}")
+    monkeypatch.setenv("VITKIT_TEST_AUDIT", str(report))
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    model = vitkit.load(save_tiny_model(tmp_path / "model"))
+    with vitkit.serve(model, port=0, token="secret", block=False) as server:
+        front, url = server.process.pid, server.url
+        assert request(f"{url}/v1/predict", body=encode_image()).status == 401
+        headers = {"Authorization": "Bearer secret"}
+        assert request(f"{url}/v1/predict", body=encode_image(), headers=headers).status == 200
+        assert request(f"{url}/v1/predict", body=b"\x80\x04cposix\n", headers=headers).status == 422
+        assert (
+            b"secret" not in Path(f"/proc/{front}/cmdline").read_bytes() + Path(f"/proc/{front}/environ").read_bytes()
+        )
+    heard = [json.loads(line) for line in report.read_text(encoding="utf-8").splitlines()]
+    assert front in {each["process"] for each in heard if each["name"] == "begun"}
+    assert len({each["process"] for each in heard}) == 2  # the server and its worker
     assert [each for each in heard if each["fault"]] == []
 
 

@@ -44,7 +44,7 @@ def photo(orientation: int, *, kind: str = "PNG", secrets: bool = True) -> bytes
 @pytest.fixture(scope="module")
 def model(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("exif") / "model"
-    sizes = ["depth=1", "width=16", "heads=1", "mlp_dim=16"]
+    sizes = {"depth": 1, "width": 16, "heads": 1, "mlp_dim": 16}
     made = vitkit.create("B/16", image_size=32, patch_size=8, num_classes=3, settings=sizes)
     made.head.weight.data.normal_()
     vitkit.save(made, folder, labels=["a", "b", "c"])
@@ -64,7 +64,7 @@ def test_predict_respects_exif_orientation(model, tmp_path, capsys):
     assert len(answers) == 8
     assert all(answer == answers[0] for answer in answers)  # PNG loses nothing, so neither do the answers
     upright = vitkit.Predictor(model)(photo(1, secrets=False), top=3)[0]
-    assert [each["label"] for each in answers[0]] == [each.label for each in upright]
+    assert [each["label"] for each in answers[0]] == [each.label for each in upright.predictions]
 
 
 def test_server_respects_exif_orientation(model):

@@ -63,7 +63,7 @@ class Skeleton(HTMLParser):
 
 def saved(folder: Path, labels: Sequence[str]) -> Path:
     torch.manual_seed(0)
-    sizes = ["depth=1", "width=16", "heads=1", "mlp_dim=16"]
+    sizes = {"depth": 1, "width": 16, "heads": 1, "mlp_dim": 16}
     vitkit.save(
         vitkit.create("B/16", image_size=16, patch_size=8, num_classes=len(labels), settings=sizes),
         folder,

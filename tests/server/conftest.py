@@ -19,7 +19,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     save_tiny_model(path / "pets")
     save_tiny_model(path / "birds", num_classes=5, seed=1)
     save_tiny_model(path / "eyes", num_classes=0, seed=2)
-    sizes = ["depth=1", "width=16", "heads=1", "mlp_dim=16"]
+    sizes = {"depth": 1, "width": 16, "heads": 1, "mlp_dim": 16}
     hostile = vitkit.create("B/16", image_size=16, patch_size=8, num_classes=3, settings=sizes)
     vitkit.save(hostile, path / "hostile", labels=HOSTILE_LABELS)
     return path

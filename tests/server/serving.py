@@ -80,9 +80,7 @@ class RunningServer(Client):
         path = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")
         children = [int(child) for child in path.read_text().split()]
         return next(
-            child
-            for child in children
-            if b"vitkit.server.worker_process" in Path(f"/proc/{child}/cmdline").read_bytes()
+            child for child in children if b"vitkit.server.worker_start" in Path(f"/proc/{child}/cmdline").read_bytes()
         )
 
 

@@ -1,16 +1,25 @@
 """Arguments of `vitkit serve`: models, names and settings; host names and routes."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from vitkit.core.errors import ConfigError
-from vitkit.server.config import ServeConfig, is_loopback, parse_arguments
+from vitkit.inference.engine import Precision
+from vitkit.server.config import ModelConfig, ServeConfig, configure_server, is_loopback, parse_arguments
 from vitkit.server.middleware import AllowedHosts, match_route
 
 
+def parse(
+    arguments: Sequence[str], *, precisions: Sequence[Precision] = ("fp32",)
+) -> tuple[ServeConfig, tuple[ModelConfig, ...]]:
+    """Return settings and models, as the command passes them on."""
+    return configure_server(*parse_arguments(arguments), precisions=precisions)
+
+
 def names(*arguments: str) -> list[str]:
-    return [model.name for model in parse_arguments(arguments)[1]]
+    return [model.name for model in parse(arguments)[1]]
 
 
 def test_model_name_defaults_to_directory_or_file(tmp_path: Path) -> None:
@@ -20,14 +29,14 @@ def test_model_name_defaults_to_directory_or_file(tmp_path: Path) -> None:
 
 
 def test_settings_and_models_may_be_mixed() -> None:
-    settings, models = parse_arguments(["limits.batch=3", "a", "hosts=x.example,y.example", "engine.threads=2"])
+    settings, models = parse(["limits.batch=3", "a", "hosts=x.example,y.example", "engine.threads=2"])
     assert (settings.limits.batch, settings.engine.threads) == (3, 2)
     assert settings.hosts == ("x.example", "y.example")
     assert [model.source for model in models] == ["a"]
 
 
 def test_default_settings_are_used() -> None:
-    assert parse_arguments(["a"])[0] == ServeConfig()
+    assert parse(["a"])[0] == ServeConfig()
 
 
 @pytest.mark.parametrize(
@@ -47,15 +56,15 @@ def test_default_settings_are_used() -> None:
 )
 def test_wrong_argument_is_an_error_with_hint(argument: str, words: str) -> None:
     with pytest.raises(ConfigError) as error:
-        parse_arguments([argument])
+        parse([argument])
     assert any(word in f"{error.value} {error.value.hint}" for word in words.split("|"))
 
 
 def test_duplicate_names_are_an_error() -> None:
     with pytest.raises(ConfigError, match="duplicate model name"):
-        parse_arguments(["runs/a", "other/a"])
+        parse(["runs/a", "other/a"])
     with pytest.raises(ConfigError, match="duplicate model name"):
-        parse_arguments(["a=x", "a-int8=y"], precisions=("fp32", "int8"))
+        parse(["a=x", "a-int8=y"], precisions=("fp32", "int8"))
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from vitkit.server.config import LimitsConfig, ServeConfig, ServerOptions
 from vitkit.server.metrics import Metrics
 from vitkit.server.middleware import App, RequestFilter, Scope, Send
 from vitkit.server.protocol import Connection, check_uvicorn, connection_class
-from vitkit.server.queue import BodyReader, Receive, RequestQueue
+from vitkit.server.queue import Receive, RequestQueue
 
 TOKEN = "a token of some length"
 IMAGE = b"an image"
@@ -73,6 +73,20 @@ def advancing(clock: FakeClock) -> Iterator[None]:
 
 def predict(server: FrontEnd, body: bytes, **headers: str) -> int:
     return server.post("/v1/predict", body, authorization=f"Bearer {TOKEN}", **headers).status
+
+
+# Headers
+
+
+def test_two_authorization_headers_are_rejected(server: FrontEnd) -> None:
+    for first, second in (("wrong", TOKEN), (TOKEN, "wrong"), (TOKEN, TOKEN)):
+        with connect(server) as sock:
+            lines = ["GET /v1/models HTTP/1.1", "Host: localhost", "Connection: close"]
+            lines += [f"Authorization: Bearer {token}" for token in (first, second)]
+            sock.sendall("\r\n".join([*lines, "", ""]).encode())
+            response = read_all(sock)
+        assert response.startswith(b"HTTP/1.1 400"), (first, second)
+        assert b"two Authorization headers" in response
 
 
 # Size
@@ -284,12 +298,11 @@ class FakeTransport(asyncio.Transport):
 
 
 def connect_to(app: App, clock: FakeClock) -> tuple[Connection, FakeTransport, RequestQueue]:
-    limits, metrics = LimitsConfig(target_delay=0.01, batch=1), Metrics()
-    queue = RequestQueue(limits, metrics=metrics, clock=clock)
+    limits = LimitsConfig(target_delay=0.01, batch=1)
+    queue = RequestQueue(limits, metrics=Metrics(), clock=clock)
     queue.min_in_flight = 1
-    bodies = BodyReader(limits, retry_after=queue.retry_after)
     options = ServerOptions(models=[], config=ServeConfig(limits=limits))
-    request_filter = RequestFilter(app, options, queue=queue, bodies=bodies, metrics=metrics)
+    request_filter = RequestFilter(app, options, queue=queue)
     protocol, transport = connection_class(limits, request_filter, clock=clock), FakeTransport()
     config = uvicorn.Config(
         request_filter, http=protocol, ws="none", lifespan="off", log_config=None, interface="asgi3"

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from server.conftest import HOSTILE_LABELS
-from server.serving import RunningServer, encode_image
+from server.serving import TIMEOUT, RunningServer, encode_image
 from soak import attacks
 from soak.bombs import BOMBS
 from soak.faults import Finding
@@ -119,7 +119,7 @@ def test_wrong_binary_size_is_rejected(off_by: int, status: int, server: Running
 
 def test_server_listens_on_loopback_only(server: RunningServer) -> None:
     assert server.address[0] == "127.0.0.1"
-    connection = http.client.HTTPConnection(*server.address, timeout=20)
+    connection = http.client.HTTPConnection(*server.address, timeout=TIMEOUT)
     connection.request("GET", "/v1/models", headers={"Host": "evil.example"})
     assert connection.getresponse().status == 400
     connection.close()

@@ -8,7 +8,7 @@ from server.serving import encode_image
 
 from vitkit.core.errors import DataError
 from vitkit.inference.predictor import Predictor
-from vitkit.server.config import EngineConfig, parse_arguments
+from vitkit.server.config import EngineConfig, configure_server
 from vitkit.server.models import load_models
 
 
@@ -21,7 +21,7 @@ def photos(tmp_path: Path) -> Path:
 
 
 def test_each_precision_has_a_name_and_its_agreement(models: Path, photos: Path) -> None:
-    _, configs = parse_arguments([str(models / "pets")], precisions=("fp32", "int8"))
+    _, configs = configure_server({"pets": str(models / "pets")}, {}, precisions=("fp32", "int8"))
     served = load_models(configs, engine=EngineConfig(device="cpu"), calibration=str(photos), batch=4)
     first, second = (model.description() for model in served.values())
     assert (first["name"], first["precision"], first["agreement"]) == ("pets", "fp32", None)
@@ -40,6 +40,6 @@ def test_each_precision_has_a_name_and_its_agreement(models: Path, photos: Path)
 
 def test_calibration_without_a_readable_image_is_an_error(models: Path, tmp_path: Path) -> None:
     (tmp_path / "broken.png").write_bytes(b"broken")
-    _, configs = parse_arguments([str(models / "pets")], precisions=("bf16",))
+    _, configs = configure_server({"pets": str(models / "pets")}, {}, precisions=("bf16",))
     with pytest.raises(DataError, match="calibration"):
         load_models(configs, engine=EngineConfig(device="cpu"), calibration=str(tmp_path), batch=4)

@@ -15,6 +15,7 @@ from server.browser import Keys, Page, create_run, needs_chromium
 from server.serving import TIMEOUT, RunningServer, encode_image, run_server
 
 import vitkit
+from vitkit.core.lock import lock_directory
 from vitkit.core.metrics_log import MetricsLog, truncate_metrics
 from vitkit.data.preprocessing import Preprocessing
 from vitkit.inference.predictor import Predictor
@@ -86,7 +87,7 @@ def test_page_shows_the_predictions(page: Page, directory: Path) -> None:
             "[row.querySelector('.label').textContent, row.querySelector('.value').textContent])",
             card,
         )
-        assert rows == [[each.label, percent(each.probability)] for each in announcements]
+        assert rows == [[each.label, percent(each.probability)] for each in announcements.predictions]
         assert len(page.run("return [...arguments[0].querySelectorAll('.nearest li')]", card)) == 5
     widths = page.run("return [...document.querySelectorAll('.labels .fill')].map((bar) => bar.style.width)")
     assert all(width.endswith("%") for width in widths)
@@ -349,9 +350,9 @@ def test_names_are_never_interpreted_as_html(page: Page, directory: Path) -> Non
 
 def test_curves_follow_a_growing_log(page: Page, directory: Path) -> None:
     path = create_run(directory / "runs", "growing", steps=30) / "metrics.jsonl"
-    page.open("/#training")
-    page.wait_for_text(".run-name", "growing")
-    assert page.text("#runs li[data-name=growing] .run-state") == "running"
+    with lock_directory(path.parent):
+        page.open("/#training")
+        page.wait_for_text("#runs li[data-name=growing] .run-state", "running")
     box = page.one("#runs li[data-name=growing] input")
     if not box.is_selected():
         box.click()

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from server.serving import HTTPResponse, RunningServer, encode_image, run_server, save_tiny_model, wait_until
+from server.serving import TIMEOUT, HTTPResponse, RunningServer, encode_image, run_server, save_tiny_model, wait_until
 
 CONFIGURATION = Path(__file__).parents[2] / "deploy" / "nginx.conf"
 NAME = "vision.example"
@@ -36,7 +36,7 @@ class Proxy:
         """One request under the public name."""
         unchecked = ssl.create_default_context()
         unchecked.check_hostname, unchecked.verify_mode = False, ssl.CERT_NONE
-        connection = http.client.HTTPSConnection("127.0.0.1", self.port, timeout=60, context=unchecked)
+        connection = http.client.HTTPSConnection("127.0.0.1", self.port, timeout=TIMEOUT, context=unchecked)
         try:
             connection.request(method, path, body=body, headers={"Host": NAME})
             answer = connection.getresponse()

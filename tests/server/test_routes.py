@@ -27,7 +27,7 @@ def predictor(models: Path) -> Predictor:
 
 
 def expected_classes(predictor: Predictor, image: bytes, top: int = 5) -> list[dict[str, Any]]:
-    return [{"label": label, "probability": value} for label, value in predictor(image, top=top)[0]]
+    return [{"label": label, "probability": value} for label, value in predictor(image, top=top)[0].predictions]
 
 
 def assert_same(actual: list[dict[str, Any]], expected: list[dict[str, Any]]) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
 from vitkit.core.config import to_toml
+from vitkit.core.lock import HOLDER_FILE, LOCK_FILE, lock_directory
 from vitkit.core.metrics_log import MetricsLog, truncate_metrics
 from vitkit.server import runs_api
 from vitkit.server.routes import add_error_handlers
@@ -45,31 +47,60 @@ def get_json(client: TestClient, path: str, status: int = 200) -> Any:
     return response.json()
 
 
-def test_run_is_running_then_stopped_then_done(directory: Path) -> None:
+def test_run_is_running_while_its_lock_is_held(directory: Path) -> None:
     run = create_run(directory)
-    with MetricsLog(run / "metrics.jsonl") as log:
-        log.write(step=10, loss=2.0)
     client = create_client(directory)
-    (listed,) = get_json(client, "/v1/runs")["runs"]
-    assert (listed["name"], listed["state"], listed["step"], listed["steps"]) == ("first", "running", 10, 40)
-    for file in run.iterdir():
-        os.utime(file, (1e9, 1e9))
+    with MetricsLog(run / "metrics.jsonl") as log, lock_directory(run):
+        log.write(step=10, loss=2.0)
+        for file in ("config.toml", "metrics.jsonl"):
+            os.utime(run / file, (1e9, 1e9))  # a step may take years
+        (listed,) = get_json(client, "/v1/runs")["runs"]
+        assert (listed["name"], listed["state"], listed["step"], listed["steps"]) == ("first", "running", 10, 40)
     assert get_json(client, "/v1/runs")["runs"][0]["state"] == "stopped"
     (run / "summary.json").write_text('{"result": {"top1": 0.5}}', encoding="utf-8")
     assert get_json(client, "/v1/runs")["runs"][0]["state"] == "done"
     assert get_json(client, "/v1/runs/first")["summary"] == {"result": {"top1": 0.5}}
 
 
-def test_slow_run_counts_as_stopped_later(directory: Path) -> None:
+def test_killed_run_is_stopped_although_its_lock_file_remains(directory: Path) -> None:
     run = create_run(directory)
-    (run / "config.toml").write_text(
-        "[schedule]\nsteps = 40\nbatch_size = 100\n[logging]\nlog_every = 10\n", encoding="utf-8"
-    )
-    (run / "speed.jsonl").write_text('{"step": 10, "images_per_second": 1.0}\n', encoding="utf-8")
-    now = get_json(create_client(directory), "/v1/runs")["now"]
-    for file in run.iterdir():
-        os.utime(file, (now - 3600, now - 3600))  # a line takes it 1000 s
-    assert get_json(create_client(directory), "/v1/runs")["runs"][0]["state"] == "running"
+    (run / LOCK_FILE).touch()
+    (run / HOLDER_FILE).write_text('{"pid": 1, "host": "here"}', encoding="utf-8")
+    client = create_client(directory)
+    assert get_json(client, "/v1/runs")["runs"][0]["state"] == "stopped"
+    with lock_directory(run):  # the question did not take it
+        assert get_json(client, "/v1/runs")["runs"][0]["state"] == "running"
+
+
+def test_unchanged_runs_are_not_parsed_again(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    parsed: list[str] = []
+    read_toml, last_record = runs_api.read_toml, runs_api._last_record
+    monkeypatch.setattr(runs_api, "read_toml", lambda path: (parsed.append(path.parent.name), read_toml(path))[1])
+    monkeypatch.setattr(runs_api, "_last_record", lambda path: (parsed.append(path.parent.name), last_record(path))[1])
+    for name in "abc":
+        (create_run(directory, name) / "metrics.jsonl").write_text('{"step": 1}\n', encoding="utf-8")
+    client = create_client(directory)
+    first = get_json(client, "/v1/runs")["runs"]
+    assert sorted(parsed) == ["a", "a", "b", "b", "c", "c"]
+    parsed.clear()
+    assert get_json(client, "/v1/runs")["runs"] == first
+    assert parsed == []
+    with (directory / "b" / "metrics.jsonl").open("a", encoding="utf-8") as file:
+        file.write('{"step": 2}\n')
+    steps = {run["name"]: run["step"] for run in get_json(client, "/v1/runs")["runs"]}
+    assert (steps, parsed) == ({"a": 1, "b": 2, "c": 1}, ["b", "b"])
+    parsed.clear()
+    (directory / "a" / "config.toml").write_text("[schedule]\nsteps = 1000\n", encoding="utf-8")
+    assert {run["steps"] for run in get_json(client, "/v1/runs")["runs"]} == {40, 1000}
+    assert parsed == ["a", "a"]
+
+
+def test_length_is_known_as_soon_as_the_images_are_counted(directory: Path) -> None:
+    run, client = create_run(directory), create_client(directory)
+    (run / "config.toml").write_text("[schedule]\nepochs = 2\nbatch_size = 10\n", encoding="utf-8")
+    assert get_json(client, "/v1/runs")["runs"][0]["steps"] is None
+    (run / "data.json").write_text('{"images": {"train": 50}}', encoding="utf-8")
+    assert get_json(client, "/v1/runs")["runs"][0]["steps"] == 10
 
 
 @pytest.mark.parametrize(("epochs", "images", "batch"), [(3.0, 1000, 32), (0.5, 77, 16), (11.0, 49000, 32)])
@@ -141,6 +172,64 @@ def test_invalid_files_are_tolerated(directory: Path, what: str, content: bytes)
     assert get_json(client, "/v1/runs/first")["name"] == "first"
 
 
+EXTREME = [
+    "schedule.epochs = 1e308\nschedule.batch_size = 1e-320",
+    f"schedule.steps = {'9' * 400}",
+    f"schedule.steps = {'9' * 5000}",
+    "schedule.steps = inf",
+    "schedule.epochs = nan",
+    "schedule" + ".a" * 20_000 + " = 1",
+    f"[{'a.' * 20_000}b]",
+    f'"{"x"}"' + '."y"' * 10_000 + " = 1",
+    "a = 'x" + "." * 200,
+    "a = {" + "b." * 20_000 + "c = 1}",
+]
+
+
+@pytest.mark.parametrize("config", EXTREME)
+def test_extreme_configuration_does_not_hide_other_runs(directory: Path, config: str) -> None:
+    create_run(directory, "good")
+    (create_run(directory, "bad") / "config.toml").write_text(config, encoding="utf-8")
+    (directory / "bad" / "data.json").write_text('{"images": {"train": 1e300}}', encoding="utf-8")
+    tracemalloc.start()
+    try:
+        listed = {run["name"]: run["steps"] for run in get_json(create_client(directory), "/v1/runs")["runs"]}
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert listed == {"good": 40, "bad": None}
+    assert peak < 10**7
+    assert get_json(create_client(directory), "/v1/runs/bad")["steps"] is None
+
+
+def test_unexpected_error_in_one_run_is_logged(
+    directory: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(path: Path) -> int:
+        if path.name == "bad":
+            raise OverflowError("unexpected")
+        return 7
+
+    monkeypatch.setattr(runs_api, "_total_steps", fail)
+    for name in ("bad", "good"):
+        create_run(directory, name)
+    listed = {run["name"]: run["steps"] for run in get_json(create_client(directory), "/v1/runs")["runs"]}
+    assert listed == {"good": 7, "bad": None}
+    assert "bad cannot be read" in caplog.text
+
+
+def test_infinite_numbers_are_sent_as_valid_json(directory: Path) -> None:
+    run = create_run(directory)
+    (run / "summary.json").write_text('{"a": 1e999, "b": [Infinity, -1e999, NaN, 1e3]}', encoding="utf-8")
+    (run / "metrics.jsonl").write_text('{"step": 1, "loss": 1e999}\n', encoding="utf-8")
+    text = create_client(directory).get("/v1/runs/first").text
+    constants: list[str] = []
+    response = json.loads(text, parse_constant=constants.append)
+    assert constants == []
+    assert response["summary"] == {"a": "inf", "b": ["inf", "-inf", "nan", 1000.0]}
+    assert response["records"] == [{"step": 1, "loss": "inf"}]
+
+
 @pytest.mark.parametrize(
     "name",
     [
@@ -178,7 +267,7 @@ def test_pipe_instead_of_a_log_does_not_block(directory: Path) -> None:
     for name in ("metrics.jsonl", "speed.jsonl", "summary.json", "data.json"):
         os.mkfifo(run / name)
     assert get_json(create_client(directory), "/v1/runs/first")["records"] == []
-    assert get_json(create_client(directory), "/v1/runs")["runs"][0]["state"] == "running"
+    assert get_json(create_client(directory), "/v1/runs")["runs"][0]["state"] == "stopped"
 
 
 def test_directory_may_be_a_run_itself(directory: Path) -> None:

@@ -17,7 +17,16 @@ from vitkit.server.ipc import Message, WorkerResponse, encode_frame
 from vitkit.server.metrics import Metrics
 from vitkit.server.models import ServedModel, warm_up
 from vitkit.server.queue import RequestQueue
-from vitkit.server.supervisor import MAX_START_SECONDS, NOT_READY_AFTER, REPLACE_AFTER, Supervisor, WorkerConnection
+from vitkit.server.supervisor import (
+    CHECK_INTERVAL,
+    MAX_SILENT_STARTS,
+    MAX_START_SECONDS,
+    NOT_READY_AFTER,
+    REPLACE_AFTER,
+    REPLACE_LOADING_AFTER,
+    Supervisor,
+    WorkerConnection,
+)
 
 
 class FakeTransport(asyncio.WriteTransport):
@@ -37,14 +46,12 @@ class Harness:
     """A supervisor whose worker is the test, with one request in flight."""
 
     def __init__(self) -> None:
-        metrics, self.clock = Metrics(), FakeClock()
-        self.queue = RequestQueue(LimitsConfig(), metrics=metrics, clock=self.clock)
+        self.clock = FakeClock()
+        self.queue = RequestQueue(LimitsConfig(), metrics=Metrics(), clock=self.clock)
         self.supervisor = Supervisor(
             ServerOptions(models=[ModelConfig(name="pets", source="pets")], config=ServeConfig()),
             queue=self.queue,
-            metrics=metrics,
             launch=self.launch,
-            clock=self.clock,
         )
         self.launched = 0
         self.transport = FakeTransport()
@@ -198,7 +205,7 @@ def test_missing_file_descriptors_do_not_end_the_server(caplog: pytest.LogCaptur
     @with_harness
     async def run(harness: Harness) -> None:
         harness.supervisor.connection = None
-        harness.supervisor.first_ready.set()
+        harness.supervisor.was_ready = True
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("vitkit.server.supervisor.socket.socketpair", fail)
             await harness.supervisor.start()
@@ -224,15 +231,99 @@ async def test_silent_worker_is_first_not_ready_and_then_replaced(harness: Harne
     assert harness.transport.is_aborted
 
 
+async def pass_time(harness: Harness, seconds: float, **message: str) -> None:
+    """Let time pass as the event loop sees it, with or without a message of the worker every quarter of a second."""
+    for _ in range(round(seconds / CHECK_INTERVAL)):
+        harness.clock.advance(CHECK_INTERVAL)
+        harness.supervisor.record_pause()
+        if message:
+            harness.receive(message)
+        await harness.supervisor.check()
+
+
+def begin_loading(harness: Harness) -> None:
+    supervisor = harness.supervisor
+    supervisor.started_at = supervisor.last_message_at = supervisor.last_seen = harness.clock.now
+    supervisor.is_importing = True
+
+
 @with_harness
 async def test_worker_that_never_loads_is_replaced(harness: Harness) -> None:
-    harness.supervisor.started_at = harness.clock.now
-    harness.clock.advance(MAX_START_SECONDS)
-    await harness.supervisor.check()
+    begin_loading(harness)
+    await pass_time(harness, MAX_START_SECONDS, starting="loading")
     assert not harness.transport.is_aborted
-    harness.clock.advance(1.0)
-    await harness.supervisor.check()
+    await pass_time(harness, 1.0, starting="loading")
     assert harness.transport.is_aborted
+
+
+@pytest.mark.parametrize(("was_ready", "phase"), [(False, "loading"), (True, "loading"), (True, "importing")])
+def test_worker_stopped_while_loading_is_replaced(was_ready: bool, phase: str) -> None:
+    @with_harness
+    async def run(harness: Harness) -> None:
+        harness.supervisor.was_ready = was_ready
+        begin_loading(harness)
+        await pass_time(harness, 25.0, starting=phase)
+        await pass_time(harness, REPLACE_LOADING_AFTER)
+        assert not harness.transport.is_aborted
+        await pass_time(harness, CHECK_INTERVAL)
+        assert harness.transport.is_aborted
+        harness.connection.connection_lost(None)
+        assert harness.supervisor.start_error is None
+        await pass_time(harness, 1.0)
+        assert harness.launched == 1
+        harness.supervisor.close()
+
+    run()
+
+
+@with_harness
+async def test_first_import_may_take_long(harness: Harness) -> None:
+    begin_loading(harness)
+    await pass_time(harness, 1.0, starting="importing")
+    await pass_time(harness, 5 * REPLACE_LOADING_AFTER)
+    assert not harness.transport.is_aborted
+
+
+@with_harness
+async def test_server_ends_if_every_first_worker_stops_responding(harness: Harness) -> None:
+    begin_loading(harness)
+    harness.receive({"starting": "loading"})
+    harness.supervisor.failed_starts = MAX_SILENT_STARTS
+    await pass_time(harness, REPLACE_LOADING_AFTER + 1.0)
+    harness.connection.connection_lost(None)
+    assert harness.supervisor.start_error is not None
+
+
+@pytest.mark.parametrize("kind", ["decoding", "predicting"])
+def test_worker_is_not_replaced_if_the_whole_server_was_suspended(kind: str) -> None:
+    @with_harness
+    async def run(harness: Harness) -> None:
+        harness.become_ready()
+        begin_loading(harness)
+        await pass_time(harness, 2.0)
+        harness.pong(**{kind: 1.0})
+        harness.clock.advance(17.0)
+        harness.pong(**{kind: 18.0})  # arrives before the timer of the event loop
+        assert harness.supervisor.is_alive
+        await pass_time(harness, 0.5)
+        assert not harness.transport.is_aborted
+        harness.pong(**{kind: 18.5})
+        assert harness.supervisor.running_seconds[kind] == pytest.approx(1.5 + CHECK_INTERVAL)
+        await pass_time(harness, 15.0, ping="")
+        harness.pong(**{kind: 33.5})  # since then it hangs
+        await pass_time(harness, CHECK_INTERVAL)
+        assert harness.transport.is_aborted
+
+    run()
+
+
+@with_harness
+async def test_suspended_batch_does_not_raise_the_hang_limit(harness: Harness) -> None:
+    harness.become_ready()
+    begin_loading(harness)
+    harness.clock.advance(60.0)
+    harness.receive({"completed": 1, "seconds": 60.1, "service_seconds": 0.1, "attention": False})
+    assert harness.supervisor.slowest_seconds["predicting"] == pytest.approx(0.1 + CHECK_INTERVAL)
 
 
 @with_harness
@@ -270,7 +361,7 @@ async def test_requests_are_retried_if_no_thread_can_wait_for_the_worker(harness
 
     with socket.socket() as sock:
         harness.supervisor.process = harness.launch(sock)
-    harness.supervisor.first_ready.set()
+    harness.supervisor.was_ready = True
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(asyncio.get_running_loop(), "run_in_executor", fail)
         harness.connection.connection_lost(None)

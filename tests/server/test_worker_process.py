@@ -23,8 +23,9 @@ from vitkit.data.decode_limits import DecodeLimits
 from vitkit.server.config import LimitsConfig
 from vitkit.server.handlers import Job, prepare
 from vitkit.server.ipc import HTTPError, read_messages
-from vitkit.server.models import AttentionResult, ServedModel
+from vitkit.server.models import ServedModel
 from vitkit.server.worker_process import Worker
+from vitkit.server.worker_start import Heartbeat
 
 HEADER = {"task": "features", "model": "pets", "is_list": False, "images": 1, "layer": None}
 
@@ -44,7 +45,7 @@ class BlockingModel(ServedModel):
         assert self.allowed.acquire(timeout=TIMEOUT)
         return images.flatten(1), images.flatten(1)
 
-    def compute_attention(self, image: torch.Tensor) -> AttentionResult:
+    def compute_attention(self, image: torch.Tensor) -> Any:
         raise HTTPError(418, "attention")
 
     def next_batch(self) -> tuple[int, bool]:
@@ -250,7 +251,7 @@ def test_decoders_bound_concurrent_decoding(monkeypatch: pytest.MonkeyPatch) -> 
         started.get(timeout=TIMEOUT)
     for _ in range(4):
         assert started.empty()
-        assert len(worker.decoding) <= 2
+        assert len(worker.running) <= 2
         allowed.release()
         started.get(timeout=TIMEOUT)
     allowed.release(2)
@@ -318,3 +319,17 @@ def test_worker_ends_with_its_front_end_while_loading() -> None:
     ours.close()
     assert process.wait(TIMEOUT) == 0
     assert not Path(f"/proc/{process.pid}").exists() or os.name != "posix"
+
+
+def test_heartbeat_is_sent_until_the_models_are_loaded() -> None:
+    ours, theirs = socket.socketpair()
+    theirs.settimeout(TIMEOUT)
+    with ours, theirs:
+        heartbeat = Heartbeat(ours)
+        messages = read_messages(theirs)
+        assert next(messages)[0] == {"starting": "importing"}
+        heartbeat.phase = "loading"
+        heartbeat.stop()
+        assert not heartbeat.thread.is_alive()
+        ours.shutdown(socket.SHUT_WR)
+        assert all(header["starting"] in ("importing", "loading") for header, _ in messages)

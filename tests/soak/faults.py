@@ -72,7 +72,7 @@ def kills(
     name = "one process" if ranks == 1 else f"{mode} on {ranks} ranks"
     finding = Finding(f"R1 SIGKILL, {name}", {"kills": 0, "inside a checkpoint write": 0, "runs compared": 0})
     chance = random.Random(seed)
-    settings = (f"parallel.mode={mode}",) if mode else ()
+    settings = (f"parallel.mode={mode}", *divisible_batch(ranks)) if mode else ()
     reference = reference or Run(folder / "reference", settings)
     start = time.monotonic()
     finish(launcher, reference, ranks=ranks)
@@ -100,6 +100,11 @@ def kills(
         finish(launcher, run, ranks=ranks)
         expect_same(finding, run, reference)
     return finding
+
+
+def divisible_batch(ranks: int) -> tuple[str, ...]:
+    """Return the setting of a batch size that can be divided among these ranks, if the usual one cannot."""
+    return ("schedule.batch_size=24",) if ranks == 3 else ()
 
 
 def aim(run: Run, victims: list[Victim], chance: random.Random, *, usual: float, left: set[str]) -> None:

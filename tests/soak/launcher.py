@@ -21,10 +21,9 @@ import torch
 import torch._dynamo  # optimizers import it
 import torch.distributed.fsdp
 
-import vitkit.cli.progress
+import vitkit.api.training
 import vitkit.cli.running
 import vitkit.cli.train
-import vitkit.recipes.train
 import vitkit.training.run  # noqa: F401  the work of these imports is what forking saves
 from vitkit.cli.main import main
 from vitkit.weights.verify import import_library

@@ -6,23 +6,23 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from soak.faults import Finding
+from soak.faults import Finding, divisible_batch
 from soak.victim import Agents, Launcher, Run, SlowError, torchrun, until
 
 SETTINGS = ("schedule.steps=600", "checkpoint.save_every=20", "evaluation.every=300")
 
 
-def killed_rank(folder: Path, *, count: int, mode: str = "ddp", nodes: int = 1) -> Finding:
+def killed_rank(folder: Path, *, count: int, mode: str = "ddp", nodes: int = 1, processes: int = 2) -> Finding:
     """R8: torchrun restarts the ranks after a kill, and the result is that of an uninterrupted run."""
-    where = f"{mode}, {nodes} node{'s' if nodes > 1 else ''}"
+    where = f"{mode}, {processes} ranks, {nodes} node{'s' if nodes > 1 else ''}"
     finding = Finding(f"R8 a rank is killed, {where}", {"kills": 0, "slowest recovery, s": 0.0})
-    settings = (*SETTINGS, f"parallel.mode={mode}")
-    reference = never_hit(folder / "reference", settings)
+    settings = (*SETTINGS, f"parallel.mode={mode}", *divisible_batch(processes))
+    reference = never_hit(folder / "reference", settings, processes=processes)
     for number in range(count):
         run = Run(folder / f"killed-{number}", settings)
-        with torchrun(run, nodes=nodes, restarts=3) as agents:
+        with torchrun(run, ranks=processes, nodes=nodes, restarts=3) as agents:
             takes_steps(run, agents, after=30)
-            os.kill(agents.ranks()[number % 2], signal.SIGKILL)
+            os.kill(agents.ranks()[number % processes], signal.SIGKILL)
             killed, before = time.monotonic(), run.last_step()
             finding.count("kills")
             says(run, agents, "resuming from step")
@@ -75,10 +75,10 @@ def report_hung_rank(launcher: Launcher, folder: Path, *, timeout: int) -> Findi
     return finding
 
 
-def never_hit(path: Path, settings: tuple[str, ...]) -> Run:
-    """Return an uninterrupted run on two ranks."""
+def never_hit(path: Path, settings: tuple[str, ...], *, processes: int = 2) -> Run:
+    """Return an uninterrupted run."""
     run = Run(path, settings)
-    with torchrun(run) as agents:
+    with torchrun(run, ranks=processes) as agents:
         assert agents.wait(600) == [0], run.log.read_text(encoding="utf-8")
     return run
 

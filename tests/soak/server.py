@@ -46,7 +46,7 @@ def tiny(folder: Path) -> Subject:
     import vitkit  # noqa: PLC0415
 
     model = folder / "tiny"
-    settings = ("width=32", "depth=2", "heads=2", "mlp_dim=64")
+    settings = {"width": 32, "depth": 2, "heads": 2, "mlp_dim": 64}
     if not (model / "model.safetensors").exists():
         created = vitkit.create("Ti/16", image_size=32, num_classes=10, settings=settings)
         vitkit.save(created, model, labels=[f"class {number}" for number in range(10)])

@@ -33,6 +33,12 @@ CAMPAIGNS: dict[str, Campaign] = {
     "R1-ddp": lambda launcher, folder, full: faults.kills(
         launcher, folder, count=50 if full else 3, ranks=2, mode="ddp"
     ),
+    "R1-ddp-3": lambda launcher, folder, full: faults.kills(
+        launcher, folder, count=20 if full else 1, ranks=3, mode="ddp"
+    ),
+    "R1-ddp-4": lambda launcher, folder, full: faults.kills(
+        launcher, folder, count=20 if full else 1, ranks=4, mode="ddp"
+    ),
     "R1-fsdp2": lambda launcher, folder, full: faults.kills(
         launcher, folder, count=50 if full else 3, ranks=2, mode="fsdp2"
     ),
@@ -50,6 +56,8 @@ CAMPAIGNS: dict[str, Campaign] = {
     "R7": lambda launcher, folder, full: images.broken_images(launcher, folder, count=10_000 if full else 200),
     "R8-killed": lambda launcher, folder, full: ranks.killed_rank(folder, count=5 if full else 1),
     "R8-fsdp2": lambda launcher, folder, full: ranks.killed_rank(folder, count=5 if full else 1, mode="fsdp2"),
+    "R8-ddp-3": lambda launcher, folder, full: ranks.killed_rank(folder, count=3 if full else 1, processes=3),
+    "R8-ddp-4": lambda launcher, folder, full: ranks.killed_rank(folder, count=3 if full else 1, processes=4),
     "R8-nodes": lambda launcher, folder, full: ranks.killed_rank(folder, count=5 if full else 1, nodes=2),
     "R8-stopped": lambda launcher, folder, full: ranks.stopped_rank(folder, count=3 if full else 1),
 }

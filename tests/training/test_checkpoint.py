@@ -119,6 +119,14 @@ def test_damaged_checkpoint_falls_back_to_previous(two, file) -> None:
     assert (loaded.step, loaded.damaged) == (4, ())
 
 
+def test_renamed_checkpoint_is_skipped_and_named(two) -> None:
+    two.path(4).rename(two.path(9))
+    loaded = two.load_newest()
+    assert loaded is not None
+    assert loaded.step == loaded.progress.step == 2
+    assert loaded.damaged == (f"{two.path(9)}: its state is of step 4, not 9",)
+
+
 def test_all_damaged_checkpoints_are_named(two) -> None:
     for step in (2, 4):
         (two.path(step) / TENSORS_FILE).write_bytes(b"")

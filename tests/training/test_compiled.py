@@ -29,7 +29,7 @@ for switch in (False, True):
     config = RunConfig(
         schedule=ScheduleConfig(batch_size=8, epochs=None, steps=5, lr=1e-2), parallel=ParallelConfig(compile=switch)
     )
-    model = create("Ti/16", image_size=16, patch_size=4, num_classes=5, settings=("depth=2", "dropout.dense=0.1"),
+    model = create("Ti/16", image_size=16, patch_size=4, num_classes=5, settings={"depth": 2, "dropout.dense": 0.1},
                    generator=torch.Generator().manual_seed(0))
     trainer = build_trainer(config, model, preprocessing=Preprocessing(image_size=16), num_classes=5, total_steps=5,
                            ranks=Ranks(device=torch.device("cpu")))

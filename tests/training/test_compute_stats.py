@@ -1,13 +1,25 @@
 """Compute statistics of a run, compared with values computed by hand and with torch's FLOP counter."""
 
+import shlex
+
 import pytest
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
+from vitkit.core.config import parse_assignments
 from vitkit.model.pretraining_config import MAEConfig, MaskedConfig
 from vitkit.objectives.config import ObjectiveConfig, get_builder
-from vitkit.training.finalize import ComputeStats, measure_compute, measure_peak_flops
+from vitkit.training.config import DataConfig, ModelChoice, RunConfig
+from vitkit.training.finalize import (
+    ComputeStats,
+    compute_rows,
+    measure_compute,
+    measure_peak_flops,
+    next_steps,
+    suggest_pretrained,
+)
+from vitkit.training.run_dir import RunDir
 from vitkit.zoo.registry import configure, create
 
 CONFIG = configure("Ti/16", image_size=32, num_classes=10)
@@ -74,7 +86,9 @@ def test_measured_peak_is_plausible():
 )
 @pytest.mark.parametrize("settings", [(), ("pooling=mean",), ("tokens.registers=3",)], ids=str)
 def test_pretraining_flops_match_torch(objective, settings):
-    config = configure("Ti/16", image_size=32, patch_size=4, num_classes=0, settings=("depth=2", *settings))
+    config = configure(
+        "Ti/16", image_size=32, patch_size=4, num_classes=0, settings=parse_assignments(("depth=2", *settings))
+    )
     builder = get_builder(objective)
     model = builder.wrap(create(config)).eval()
     images = torch.zeros(1, 3, 32, 32)
@@ -86,3 +100,23 @@ def test_pretraining_flops_match_torch(objective, settings):
     with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter, torch.no_grad():
         model(images, *hidden, predicted)
     assert builder.forward_flops(config) == counter.get_total_flops()
+
+
+def test_utilization_above_the_peak_is_left_out(monkeypatch):
+    monkeypatch.setattr("vitkit.training.finalize.measure_peak_flops", lambda device: 1.0)
+    stats = measure()
+    assert stats.utilization is None
+    assert "Utilization" not in dict(compute_rows(stats))
+    assert "Images per second" in dict(compute_rows(stats))
+
+
+def test_commands_in_the_report_quote_the_path(tmp_path):
+    steps = next_steps(RunDir(tmp_path / "my run"), needs_labels=True)
+    assert all(shlex.split(command)[2] == str(tmp_path / "my run") for _, command in steps)
+
+
+@pytest.mark.parametrize(("top1", "init", "suggested"), [(0.4, None, True), (0.9, None, False), (0.4, "runs/a", False)])
+def test_poor_result_suggests_pretrained_weights(top1, init, suggested):
+    config = RunConfig(model=ModelChoice(name=None if init else "Ti/16", init=init), data=DataConfig(path="my photos"))
+    command = "vitkit train 'my photos' --from auto --out NEW"
+    assert suggest_pretrained(config, top1) == (command if suggested else None)

@@ -12,6 +12,7 @@ from PIL import Image
 from vitkit.core.errors import DataError
 from vitkit.core.signals import StopFlag, StopRequested
 from vitkit.data.dataset import fingerprint_source
+from vitkit.training.callbacks import Callback
 from vitkit.training.config import DataConfig, RunConfig
 from vitkit.training.data import RunData, open_run_data
 from vitkit.training.distributed import Ranks
@@ -33,10 +34,28 @@ def write_images(path: Path, *, count: int = 10, bad: int = 0) -> None:
             file.write_bytes(b"")
 
 
-def open_data(path: Path, run_dir: RunDir, *, stop: StopFlag | None = None, **changes: object) -> RunData:
+class Warnings(Callback):
+    """Callback that collects warnings."""
+
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+
+    def on_warning(self, text: str) -> None:
+        self.texts.append(text)
+
+
+def open_data(
+    path: Path,
+    run_dir: RunDir,
+    *,
+    stop: StopFlag | None = None,
+    callback: Callback | None = None,
+    **changes: object,
+) -> RunData:
     config = RunConfig(data=replace(DataConfig(path=str(path), channels=1), **changes))
     ranks = Ranks(device=torch.device("cpu"))
-    return open_run_data(RunContext(config=config, run_dir=run_dir, ranks=ranks, workers=0, stop=stop or StopFlag()))
+    context = RunContext(config=config, run_dir=run_dir, ranks=ranks, workers=0, stop=stop or StopFlag())
+    return open_run_data(replace(context, callback=callback or context.callback))
 
 
 def names(source: object) -> list[str]:
@@ -72,6 +91,31 @@ def test_val_fraction_0_holds_out_nothing(tmp_path, run_dir) -> None:
     write_images(tmp_path / "set" / "b")
     data = open_data(tmp_path / "set", run_dir, val_fraction=0.0)
     assert (len(data.train), data.val, data.evaluation_split) == (20, None, None)
+
+
+def test_run_without_held_out_images_gives_a_warning(tmp_path, run_dir) -> None:
+    write_images(tmp_path / "set" / "a", count=1)
+    write_images(tmp_path / "set" / "b", count=1)
+    warnings = Warnings()
+    assert open_data(tmp_path / "set", run_dir, callback=warnings).evaluation_split is None
+    assert warnings.texts == ["no images are held out, so the accuracy will be unknown: add images, or a test folder"]
+    open_data(tmp_path / "set", run_dir, callback=warnings, train_on="all")  # as requested
+    assert len(warnings.texts) == 1
+
+
+def test_left_out_files_give_a_warning(tmp_path, run_dir) -> None:
+    for label in "ab":
+        write_images(tmp_path / "set" / label)
+    (tmp_path / "set/a/1.svg").write_bytes(b"")
+    warnings = Warnings()
+    open_data(tmp_path / "set", run_dir, callback=warnings)
+    assert warnings.texts == ["left out 1 file that is not an image (1 .svg): a/1.svg"]
+
+
+def test_single_class_cannot_be_trained_on(tmp_path, run_dir) -> None:
+    write_images(tmp_path / "set" / "a")
+    with pytest.raises(DataError, match="only one class: a"):
+        open_data(tmp_path / "set", run_dir)
 
 
 def test_too_many_bad_files_fail_the_run(tmp_path, run_dir) -> None:

@@ -74,7 +74,7 @@ def save_teacher(folder: Path, *, labels: Sequence[str] = DIGITS, channels: int 
         patch_size=4,
         channels=channels,
         num_classes=10,
-        settings=["width=16", "depth=1", "heads=2", "mlp_dim=16"],
+        settings={"width": 16, "depth": 1, "heads": 2, "mlp_dim": 16},
         generator=torch.Generator().manual_seed(5),
     )
     generator = torch.Generator().manual_seed(7)

@@ -94,7 +94,7 @@ def test_restored_state_continues_exactly() -> None:
 
 
 def test_muon_updates_kernels_and_adamw_the_rest() -> None:
-    model = vitkit.create("Ti/16", num_classes=3, image_size=32, settings=["depth=1"])
+    model = vitkit.create("Ti/16", num_classes=3, image_size=32, settings={"depth": 1})
     parameters = dict(model.named_parameters())
     config = OptimizerConfig(name="muon", weight_decay=0.1)
     optimizer = build_optimizer(parameters, config, depth=1)

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 
+from vitkit.core.config import parse_assignments
 from vitkit.core.errors import ConfigError
 from vitkit.objectives.config import get_builder
 from vitkit.training.config import ObjectiveConfig, OptimizerConfig, ScheduleConfig
@@ -31,7 +32,12 @@ from vitkit.zoo.registry import Model, create
 def tiny(*settings: str, num_classes: int = 5) -> Model:
     sizes = ("width=16", "depth=2", "heads=2", "mlp_dim=32")
     model = create(
-        "Ti/16", image_size=8, patch_size=4, channels=1, num_classes=num_classes, settings=(*sizes, *settings)
+        "Ti/16",
+        image_size=8,
+        patch_size=4,
+        channels=1,
+        num_classes=num_classes,
+        settings=parse_assignments((*sizes, *settings)),
     )
     torch.nn.init.normal_(model.head.weight)
     return model
@@ -88,7 +94,7 @@ def test_weight_decay_of_a_vit() -> None:
 )
 def test_positions_and_tokens_have_no_weight_decay(settings, spared) -> None:
     config = ("width=16", "depth=2", "heads=2", "mlp_dim=32", *settings)
-    named = dict(create("Ti/16", settings=config, device="meta").named_parameters())
+    named = dict(create("Ti/16", settings=parse_assignments(config), device="meta").named_parameters())
     assert not any(is_kernel(name, named[name]) for name in spared)
 
 
@@ -116,7 +122,7 @@ def test_layer_decay_scales_the_rate_per_layer() -> None:
 @pytest.mark.parametrize("name", ["masked", "mae"])
 def test_wrapped_encoder_has_the_same_groups(name) -> None:
     settings = ("width=16", "depth=2", "heads=2", "mlp_dim=32")
-    alone = create("Ti/16", num_classes=0, settings=settings)
+    alone = create("Ti/16", num_classes=0, settings=parse_assignments(settings))
     model = get_builder(ObjectiveConfig(name=name)).wrap(alone)
     named = dict(model.named_parameters())
     inside = {key: each for key, each in named.items() if key.startswith("encoder.")}

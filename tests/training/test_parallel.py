@@ -3,15 +3,17 @@
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from soak.victim import Launcher
-from training.jobs import train_on_ranks
+from training.jobs import Job, train_on_ranks
 
 from vitkit.core import metrics_log
 from vitkit.core.errors import ConfigError
 from vitkit.inference.engine import resolve_device
+from vitkit.training import build
 from vitkit.training.config import (
     CheckpointConfig,
     DataConfig,
@@ -54,8 +56,20 @@ def with_muon(config: RunConfig) -> RunConfig:
     return replace(config, optimizer=OptimizerConfig(name="muon"), schedule=replace(config.schedule, lr=0.02))
 
 
+def with_fp16(config: RunConfig) -> RunConfig:
+    return replace(config, parallel=replace(config.parallel, precision="fp16"))
+
+
 def with_lora(config: RunConfig) -> RunConfig:
     return replace(config, optimizer=replace(config.optimizer, trainable="lora", lora_rank=2))
+
+
+def for_three_ranks(config: RunConfig) -> RunConfig:
+    return replace(config, schedule=replace(config.schedule, batch_size=12))
+
+
+def stopped_and_not(name: str, config: RunConfig) -> list[Job]:
+    return [(name, config, None), (f"{name}-stopped", config, 3), (f"{name}-stopped", config, None)]
 
 
 @pytest.fixture(scope="module")
@@ -78,6 +92,10 @@ def ran(launcher: Launcher, tmp_path_factory) -> Iterator[Path]:
             ("fsdp2-muon", with_muon(FSDP2), None),
             ("muon-stopped", with_muon(FSDP2), 3),
             ("muon-stopped", with_muon(FSDP2), None),
+            ("ddp-fp16", with_fp16(DDP), None),
+            ("fsdp2-fp16", with_fp16(FSDP2), None),
+            ("fp16-stopped", with_fp16(FSDP2), 3),
+            ("fp16-stopped", with_fp16(FSDP2), None),
             ("ddp-lora", with_lora(DDP), None),
             ("fsdp2-lora", with_lora(FSDP2), None),
             ("then-one", FSDP2, 3),
@@ -87,7 +105,9 @@ def ran(launcher: Launcher, tmp_path_factory) -> Iterator[Path]:
         ],
         ranks=2,
     )
-    train_on_ranks(launcher, folder, [("then-four", FSDP2, None)], ranks=4)
+    train_on_ranks(launcher, folder, [*stopped_and_not("ddp-3", for_three_ranks(with_adam(DDP)))], ranks=3)
+    jobs = [("then-four", FSDP2, None), *stopped_and_not("ddp-4", with_adam(DDP))]
+    train_on_ranks(launcher, folder, jobs, ranks=4)
     run_training(ALONE, folder / "alone")
     run_training(with_adam(ALONE), folder / "adam")
     run_training(with_muon(ALONE), folder / "muon")
@@ -136,6 +156,12 @@ def test_resumed_muon_on_two_ranks_is_bit_exact(ran) -> None:
     assert difference(ran / "fsdp2-muon", ran / "muon-stopped") == 0.0
 
 
+def test_fp16_with_a_scaled_loss_on_two_ranks(ran) -> None:
+    for name in ("ddp-fp16", "fsdp2-fp16"):
+        assert difference(ran / "alone", ran / name) < 5e-3  # of fp16 itself
+    assert difference(ran / "fsdp2-fp16", ran / "fp16-stopped") == 0.0
+
+
 @pytest.mark.parametrize("name", ["then-one", "then-two", "then-four"])
 def test_run_of_two_ranks_resumes_on_one_two_or_four(ran, name) -> None:
     assert difference(ran / "alone", ran / name) < 1e-5
@@ -148,6 +174,11 @@ def test_resumed_run_on_two_ranks_is_bit_exact(ran) -> None:
     assert difference(ran / "fsdp2", ran / "then-two") == 0.0
     straight, stopped = ((ran / name / "metrics.jsonl").read_bytes() for name in ("fsdp2", "then-two"))
     assert straight == stopped
+
+
+@pytest.mark.parametrize("ranks", [3, 4])
+def test_resumed_ddp_is_bit_exact_on_more_than_two_ranks(ran, ranks) -> None:
+    assert difference(ran / f"ddp-{ranks}", ran / f"ddp-{ranks}-stopped") == 0.0
 
 
 def test_lora_works_with_ddp_and_not_with_fsdp2(ran) -> None:
@@ -164,6 +195,21 @@ def test_only_the_rejected_run_failed(ran) -> None:
 def test_single_process_cannot_be_parallelized(mode) -> None:
     with pytest.raises(ConfigError, match="more than one process"), join_ranks(ParallelConfig(mode=mode)):
         pass
+
+
+@pytest.mark.parametrize(("visible", "device"), [(1, "cuda:0"), (8, "cuda:3")])
+def test_local_rank_selects_a_visible_device(monkeypatch, visible, device) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: visible)
+    monkeypatch.setattr(torch, "empty", lambda *_, device: SimpleNamespace(device=torch.device(device)))
+    assert resolve_device("auto", local_rank=3) == torch.device(device)
+
+
+@pytest.mark.parametrize(("cores", "ranks", "workers"), [(2, 1, 1), (16, 1, 15), (96, 8, 11), (4, 8, 1)])
+def test_ranks_share_the_cores_for_loading(monkeypatch, cores, ranks, workers) -> None:
+    monkeypatch.setattr(build, "usable_cores", lambda: cores)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", str(ranks))
+    assert build.resolve_workers(replace(ALONE, data=DataConfig())) == workers
 
 
 def test_missing_device_is_an_error() -> None:

@@ -6,8 +6,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from cli.tiny_runs import photos
 
+from vitkit.evaluation.evaluation import ImageMetrics
 from vitkit.training.callbacks import Callback
 from vitkit.training.config import (
     DataConfig,
@@ -18,8 +20,10 @@ from vitkit.training.config import (
     RunConfig,
     ScheduleConfig,
 )
-from vitkit.training.finalize import chart_panels, chart_series
+from vitkit.training.finalize import chart_panels, chart_series, read_result, summarize_result, write_arrays
 from vitkit.training.run import run_training
+from vitkit.training.run_dir import RunDir
+from vitkit.weights.artifact import write_json
 
 CLASSES = ("<script>alert(1)</script>", "cat & dog", "owl\x1b[31m")
 
@@ -138,3 +142,23 @@ def test_charts_are_made_from_the_log():
     assert [each.name for each in loss.series] == ["train", "val"]
     assert (accuracy.series, norm.series) == ((), ())
     assert rate.series[0].values == (0.1,)
+
+
+def test_config_has_the_resolved_machine_settings(runs):
+    text = (runs / "first" / "config.toml").read_text(encoding="utf-8")
+    assert 'precision = "fp32"' in text
+    assert "accumulate = 1" in text
+
+
+def test_results_of_many_classes_take_little_space(tmp_path):
+    """A dense confusion matrix of 10,000 classes took 1,050 MB in summary.json."""
+    labels, run_dir = tuple(map(str, range(10_000))), RunDir(tmp_path)
+    images = ImageMetrics(labels, count=64)
+    images.add(torch.randn(64, len(labels)), torch.arange(64))
+    result = images.result()
+    write_arrays(run_dir, result)
+    write_json(run_dir.summary, {"result": summarize_result(result)})
+    assert sum(file.stat().st_size for file in tmp_path.iterdir()) < 2_000_000
+    stored = read_result(run_dir, labels=labels)
+    assert stored is not None
+    assert stored.to_dict() == result.to_dict()

@@ -330,6 +330,34 @@ def test_changed_images_are_rejected_until_restored(tmp_path) -> None:
     assert run_training(config, tmp_path / "run").summary is not None
 
 
+@pytest.mark.parametrize("stop", [3, None])
+@pytest.mark.parametrize("change", ["overwritten", "swapped"])
+def test_changed_contents_are_rejected_and_named(tmp_path, stop, change) -> None:
+    place = write_classes(tmp_path / "set", broken=False)
+    config = replace(CONFIG, data=replace(CONFIG.data, path=str(place)))
+    record_run(config, tmp_path / "run", at=stop)
+    before = (tmp_path / "run" / "metrics.jsonl").read_bytes()
+    files = [place / "class0" / "03.png", place / "class1" / "03.png"]
+    contents = [file.read_bytes() for file in files]
+    files[0].write_bytes(contents[1])
+    if change == "swapped":
+        files[1].write_bytes(contents[0])
+    with pytest.raises(DataError, match=r"have changed since the run began.*class0/03\.png"):
+        run_training(config, tmp_path / "run")
+    assert (tmp_path / "run" / "metrics.jsonl").read_bytes() == before
+    for file, content in zip(files, contents, strict=True):
+        file.write_bytes(content)  # other times, same content
+    assert run_training(config, tmp_path / "run").already_finished == (stop is None)
+
+
+def test_finished_run_whose_data_is_gone_is_returned(tmp_path) -> None:
+    place = write_classes(tmp_path / "set", broken=False)
+    config = replace(CONFIG, data=replace(CONFIG.data, path=str(place)))
+    record_run(config, tmp_path / "run")
+    place.rename(tmp_path / "moved")
+    assert run_training(config, tmp_path / "run").already_finished
+
+
 def test_finished_run_can_be_fine_tuned(tmp_path, straight) -> None:
     place = write_classes(tmp_path / "set", broken=False)
     config = replace(

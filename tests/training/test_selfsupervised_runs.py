@@ -13,10 +13,11 @@ from PIL import Image
 from vitkit.cli.main import main
 from vitkit.core import metrics_log
 from vitkit.core.errors import ConfigError, DataError, WeightsError
+from vitkit.core.metrics_log import find_best, validation_score
 from vitkit.data.config import AugmentConfig
 from vitkit.data.dataset import subsample
 from vitkit.data.layouts.arrays import open_digits
-from vitkit.model.masked import get_encoder
+from vitkit.model.pretraining import get_encoder
 from vitkit.model.pretraining_config import MAEConfig, MaskedConfig
 from vitkit.training import evaluation as evaluation_module
 from vitkit.training.build import build_trainer, resolve_model_config
@@ -34,7 +35,7 @@ from vitkit.training.config import (
 )
 from vitkit.training.distributed import Ranks
 from vitkit.training.run import run_training
-from vitkit.training.run_dir import RunDir, find_best, validation_score
+from vitkit.training.run_dir import RunDir
 from vitkit.weights import artifact as artifact_io
 from vitkit.weights.artifact import read_tensors
 from vitkit.weights.pretraining import load_pretraining_model
@@ -170,7 +171,7 @@ def evaluate(ran: Path, name: str, base: RunConfig) -> dict[str, float]:
 def test_best_has_the_lowest_loss(ran, name) -> None:
     logged = [record for record in metrics_log.read_metrics(ran / name / "metrics.jsonl") if "val_loss" in record]
     lowest = min(logged, key=lambda record: record["val_loss"])
-    assert find_best(RunDir(ran / name)) == (validation_score(lowest), lowest["step"])
+    assert find_best(RunDir(ran / name).metrics) == (validation_score(lowest), lowest["step"])
     assert "val_top1" not in logged[0]
     assert ("val_patch_accuracy" in logged[0]) == (name in ("masked", "downsized"))
 

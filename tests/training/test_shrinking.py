@@ -18,7 +18,7 @@ CONFIG = configure(
     image_size=16,
     patch_size=8,
     num_classes=3,
-    settings=["width=16", "heads=2", "depth=1", "mlp_dim=16", "positions.kind=sincos_2d"],
+    settings={"width": 16, "heads": 2, "depth": 1, "mlp_dim": 16, "positions.kind": "sincos_2d"},
 )
 
 

@@ -105,7 +105,7 @@ def test_sweep_stopped_in_final_run_resumes(config, tmp_path):
 
 def test_finished_sweep_rejects_another_choice(config, tmp_path):
     run_sweep(config, [0.01], tmp_path / "out")
-    with pytest.raises(ConfigError, match=r"another schedule\.lr"):
+    with pytest.raises(ConfigError, match=r"schedule\.lr="):
         run_sweep(config, [1e-12, 0.05], tmp_path / "out")
 
 

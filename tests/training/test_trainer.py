@@ -51,7 +51,7 @@ def make_trainer(config: RunConfig = CONFIG, *, dropout: float = 0.0, objective:
         patch_size=4,
         channels=1,
         num_classes=5,
-        settings=("width=16", "depth=2", "heads=2", "mlp_dim=32", f"dropout.dense={dropout}"),
+        settings={"width": 16, "depth": 2, "heads": 2, "mlp_dim": 32, "dropout.dense": dropout},
         generator=torch.Generator().manual_seed(0),
     )
     trainer = build_trainer(
@@ -212,3 +212,38 @@ def test_activation_checkpointing_is_bit_exact() -> None:
     plain, checkpointed = make_trainer(dropout=0.2), make_trainer(CHECKPOINTED, dropout=0.2)
     assert train_steps(plain, FakeLoader(), 3) == train_steps(checkpointed, FakeLoader(), 3)
     assert equal(snapshot(plain), snapshot(checkpointed))
+
+
+FP16 = replace(CONFIG, parallel=ParallelConfig(precision="fp16"))
+
+
+def test_fp16_scales_the_loss_and_learns_as_fp32() -> None:
+    exact, half = make_trainer(), make_trainer(FP16)
+    scaler = half.state.scaler
+    assert scaler is not None
+    assert scaler.get_scale() == 2.0**16
+    left, right = train_steps(exact, FakeLoader(), 4), train_steps(half, FakeLoader(), 4)
+    assert left == pytest.approx(right, abs=5e-3)  # fp16 has 10 bits of mantissa
+    assert half.state.progress.skipped == 0
+    assert exact.state.scaler is None
+
+
+def test_fp16_halves_the_scale_after_an_overflow() -> None:
+    trainer = make_trainer(FP16)
+    before = snapshot(trainer)
+    assert trainer.step(FakeLoader(bad=(0,))).skipped
+    after = snapshot(trainer)
+    assert after.pop("scaler.scale") == before.pop("scaler.scale") / 2
+    assert equal(after, before)
+
+
+def test_resumed_fp16_run_is_bit_exact() -> None:
+    straight, stopped, resumed = (make_trainer(FP16) for _ in range(3))
+    train_steps(straight, FakeLoader(bad=(1,)), 6)
+    train_steps(stopped, FakeLoader(bad=(1,)), 3)
+    saved = snapshot(stopped)
+    assert saved["scaler.scale"] == 2.0**15
+    assert saved["scaler._growth_tracker"] == 2
+    resumed.state.restore(saved, stopped.state.progress)
+    train_steps(resumed, FakeLoader(start=3), 3)
+    assert equal(snapshot(resumed), snapshot(straight))

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from oracles import import_timm
 from PIL import Image
 
+from vitkit.core.config import parse_assignments
 from vitkit.core.errors import WeightsError
 from vitkit.core.shapes import Tensor
 from vitkit.data.preprocessing import Preprocessing, get_preprocessing
@@ -25,8 +26,10 @@ SIZES = ("width=16", "depth=2", "heads=2", "mlp_dim=32")
 
 
 def vit(*settings: str, side: int = 16, num_classes: int = 3) -> ModelConfig:
-    small = configure("Ti/16", image_size=side, patch_size=4, num_classes=num_classes, settings=SIZES)
-    return configure(small, settings=settings)
+    small = configure(
+        "Ti/16", image_size=side, patch_size=4, num_classes=num_classes, settings=parse_assignments(SIZES)
+    )
+    return configure(small, settings=parse_assignments(settings))
 
 
 def weights(config: ModelConfig) -> dict[str, Tensor]:
@@ -292,7 +295,7 @@ def test_relative_positions_lose_rows_of_removed_tokens() -> None:
 @pytest.mark.parametrize("size", [24, (24, 8)])
 def test_rotary_positions_need_no_change(kind, size) -> None:
     """Rotary positions are computed from the grid, so the weights fit any image size."""
-    old = configure(vit(), settings=[f"positions.kind={kind}", "heads=2"])
+    old = configure(vit(), settings={"positions.kind": kind, "heads": 2})
     new = configure(old, image_size=size)
     state = weights(old)
     adapted = adapt_state(state, old=old, new=new)

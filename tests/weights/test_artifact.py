@@ -12,6 +12,7 @@ import safetensors.torch
 import torch
 from oracles import import_timm, import_transformers
 
+from vitkit.core.config import parse_assignments
 from vitkit.core.errors import VitkitError, WeightsError
 from vitkit.data.preprocessing import Preprocessing
 from vitkit.model.config import BiTConfig
@@ -26,7 +27,9 @@ SIZES = ("width=16", "depth=2", "heads=2", "mlp_dim=32")
 
 
 def vit(*settings: str) -> ModelConfig:
-    return configure("Ti/16", image_size=16, patch_size=4, channels=1, num_classes=3, settings=(*SIZES, *settings))
+    return configure(
+        "Ti/16", image_size=16, patch_size=4, channels=1, num_classes=3, settings=parse_assignments((*SIZES, *settings))
+    )
 
 
 CONFIGS = [
@@ -155,15 +158,20 @@ def test_is_artifact_recognizes_incomplete_artifacts(tmp_path) -> None:
 # Contents
 
 
-def set_version(path: Path, version: int) -> None:
+def set_version(path: Path, version: int | float) -> None:
     config = json.loads((path / "config.json").read_text())
     config["vitkit"]["version"] = version
-    artifact_io.write_json(path / "config.json", config)
+    (path / "config.json").write_text(json.dumps(config).replace("Infinity", "1e999"))
     artifact_io.write_checksums(path, FILES)
 
 
 @pytest.mark.parametrize(
-    ("version", "hint"), [(FORMAT_VERSION - 1, "weights convert .* --to timm"), (FORMAT_VERSION + 1, "update vitkit")]
+    ("version", "hint"),
+    [
+        (FORMAT_VERSION - 1, "weights convert .* --to timm"),
+        (FORMAT_VERSION + 1, "update vitkit"),
+        (float("inf"), "damaged"),  # 1e999 in JSON
+    ],
 )
 def test_another_format_version_is_refused_with_a_hint(tmp_path, version, hint) -> None:
     artifact_io.write_artifact(tmp_path, make_bundle(vit()))
@@ -256,7 +264,7 @@ def test_invalid_reference_logits_are_refused(tmp_path) -> None:
 
 TIMM_MODELS = {
     "plain": vit(),
-    "no classes": configure("Ti/16", image_size=16, patch_size=4, num_classes=0, settings=SIZES),
+    "no classes": configure("Ti/16", image_size=16, patch_size=4, num_classes=0, settings=parse_assignments(SIZES)),
     "erf": vit("block.activation=gelu_erf"),
     "sincos, mean": vit("positions.kind=sincos_2d", "pooling=mean"),
     "map": vit("pooling=map"),
@@ -264,7 +272,9 @@ TIMM_MODELS = {
     "registers": vit("tokens.registers=2"),
     "gated": vit("block.activation=swiglu"),
     "scaled": vit("block.layer_scale=0.1"),
-    "three channels": configure("Ti/16", image_size=(16, 24), patch_size=4, num_classes=3, settings=SIZES),
+    "three channels": configure(
+        "Ti/16", image_size=(16, 24), patch_size=4, num_classes=3, settings=parse_assignments(SIZES)
+    ),
 }
 # Both are correct in float32: vitkit embeds patches with one matrix product, and computes the last block only for the
 # rows that are read. In float64 only its own rounding remains.

@@ -13,7 +13,7 @@ from vitkit.weights.bundle import ModelBundle, ValuePair
 from vitkit.weights.describe import diff_bundles, max_abs_difference
 from vitkit.zoo.registry import configure, create
 
-SETTINGS = ["width=32", "heads=2", "depth=1", "mlp_dim=32"]
+SETTINGS = {"width": 32, "heads": 2, "depth": 1, "mlp_dim": 32}
 
 
 @pytest.fixture
@@ -75,7 +75,7 @@ def test_tensors_of_only_one_model_are_listed(model):
 def test_config_preprocessing_and_labels_are_compared(model):
     other = replace(
         model,
-        config=configure(model.config, settings=["block.activation=gelu_erf"]),
+        config=configure(model.config, settings={"block.activation": "gelu_erf"}),
         preprocessing=get_preprocessing("deit", image_size=32),
         labels=("dog", "cat"),
     )

@@ -9,12 +9,8 @@ import torch
 import vitkit
 from vitkit.cli.main import main
 from vitkit.core.errors import ConfigError, WeightsError
-from vitkit.weights.adapt import adapt
-from vitkit.weights.convert import convert
-from vitkit.weights.describe import describe_weights, diff_weights
-from vitkit.weights.verify import verify
 
-SETTINGS = ("width=64", "depth=1", "heads=1", "mlp_dim=64")
+SETTINGS = {"width": 64, "depth": 1, "heads": 1, "mlp_dim": 64}
 
 
 @pytest.fixture
@@ -26,17 +22,17 @@ def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 CALLS = {
-    "info": (lambda: describe_weights("model"), ("info", "model")),
+    "info": (lambda: vitkit.describe_weights("model"), ("info", "model")),
     "convert": (
-        lambda: convert("model", "out.npz", to="google", overwrite=True),
+        lambda: vitkit.convert("model", "out.npz", to="google", overwrite=True),
         ("convert", "model", "out.npz", "--to", "google", "--force"),
     ),
-    "diff": (lambda: diff_weights("model", "model"), ("diff", "model", "model")),
+    "diff": (lambda: vitkit.diff_weights("model", "model"), ("diff", "model", "model")),
     "adapt": (
-        lambda: adapt("model", "out", image_size=16, overwrite=True),
+        lambda: vitkit.adapt("model", "out", image_size=16, overwrite=True),
         ("adapt", "model", "out", "--image-size", "16", "--force"),
     ),
-    "verify": (lambda: verify("model"), ("verify", "model")),
+    "verify": (lambda: vitkit.verify("model"), ("verify", "model")),
 }
 
 
@@ -48,7 +44,7 @@ def test_to_dict_equals_the_json_of_the_command(model, function, arguments, caps
 
 
 def test_adapt_without_out_writes_nothing(model) -> None:
-    result = adapt(model, channels=1, labels=["dog", "owl"])
+    result = vitkit.adapt(model, channels=1, labels=["dog", "owl"])
     assert result.path is None
     assert [path.name for path in Path().iterdir()] == ["model"]
     assert result.model.labels == ("dog", "owl")
@@ -58,17 +54,17 @@ def test_adapt_without_out_writes_nothing(model) -> None:
 
 def test_adapt_refuses_labels_together_with_num_classes(model) -> None:
     with pytest.raises(ConfigError, match="labels already set"):
-        adapt(model, num_classes=3, labels=["a", "b", "c"])
+        vitkit.adapt(model, num_classes=3, labels=["a", "b", "c"])
 
 
 def test_convert_refuses_to_overwrite(model) -> None:
     Path("out.npz").touch()
     with pytest.raises(WeightsError, match="already exists"):
-        convert(model, "out.npz", to="google")
+        vitkit.convert(model, "out.npz", to="google")
 
 
 def test_unsupported_format_leaves_an_existing_artifact_intact(model) -> None:
-    adapt(model, "bare", num_classes=0)
+    vitkit.adapt(model, "bare", num_classes=0)
     with pytest.raises(WeightsError, match="cannot represent"):
-        convert("bare", "model", to="huggingface-deit", overwrite=True)
-    assert verify(model).agrees
+        vitkit.convert("bare", "model", to="huggingface-deit", overwrite=True)
+    assert vitkit.verify(model).agrees

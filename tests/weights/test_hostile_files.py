@@ -1091,7 +1091,7 @@ def rejected_on_load(reason: str) -> Callable[[Build], Build]:
 
 def write_artifact(folder: Path) -> Path:
     """Write a small artifact."""
-    sizes = ["depth=1", "width=16", "heads=1", "mlp_dim=16"]
+    sizes = {"depth": 1, "width": 16, "heads": 1, "mlp_dim": 16}
     vitkit.save(vitkit.create("B/16", image_size=32, num_classes=2, settings=sizes), folder / "own")
     return folder / "own"
 

@@ -1,19 +1,18 @@
 """Tests of `hub:` names with a local cache; using the network fails a test."""
 
-import hashlib
 import json
-import os
 import socket
 import sys
 from collections.abc import Callable
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any, NoReturn
 
 import pytest
 import torch
+from hub_cache import COMMIT, fill, read_all
 from PIL import Image
 from safetensors.torch import save as as_safetensors
 
@@ -26,13 +25,13 @@ from vitkit.weights import hub
 from vitkit.weights.bundle import ModelBundle
 from vitkit.weights.convert import write_format
 from vitkit.weights.formats.registry import get_format
-from vitkit.weights.hub import HubName, parse_hub_name, resolve_hub_name, resolve_path
+from vitkit.weights.hub import HubName, parse_hub_name, resolve_hub_name
 from vitkit.weights.io.writers import save_npz
-from vitkit.weights.load import load_bundle
+from vitkit.weights.load import load_bundle, resolve_source
 from vitkit.zoo.registry import create
 
-COMMIT, OLDER = "0123456789abcdef" * 2 + "01234567", "f" * 40
-TINY = ["depth=1", "width=32", "heads=2", "mlp_dim=64", "block.activation=gelu_erf", "block.norm_eps=1e-12"]
+OLDER = "f" * 40
+TINY = {"depth": 1, "width": 32, "heads": 2, "mlp_dim": 64, "block": {"activation": "gelu_erf", "norm_eps": 1e-12}}
 
 
 @pytest.fixture(autouse=True)
@@ -55,21 +54,6 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "hub"
 
 
-def fill(cache: Path, repository: str, files: dict[str, bytes], *, commit: str = COMMIT, ref: str = "main") -> Path:
-    """Write files in the layout of huggingface_hub's cache and return the snapshot directory."""
-    home = cache / f"models--{repository.replace('/', '--')}"
-    snapshot = home / "snapshots" / commit
-    for folder in (home / "blobs", home / "refs", snapshot):
-        folder.mkdir(parents=True, exist_ok=True)
-    (home / "refs" / ref).write_text(commit)
-    for name, content in files.items():
-        blob = home / "blobs" / hashlib.sha256(content).hexdigest()
-        blob.write_bytes(content)
-        (snapshot / name).parent.mkdir(parents=True, exist_ok=True)
-        (snapshot / name).symlink_to(os.path.relpath(blob, (snapshot / name).parent))
-    return snapshot
-
-
 def tree(cache: Path, repository: str, files: list[str]) -> None:
     """Write huggingface_hub's list of the files in a repository."""
     path = cache / f"models--{repository.replace('/', '--')}" / "trees" / f"{COMMIT}.json"
@@ -87,10 +71,6 @@ def tiny() -> ModelBundle:
         preprocessing=get_preprocessing("paper", image_size=32),
         labels=("cat", "dog", "owl"),
     )
-
-
-def read_all(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
 # Names
@@ -132,9 +112,11 @@ def test_invalid_name_is_refused_before_any_lookup(name: str, monkeypatch: pytes
     assert raised.value.expected
 
 
-def test_path_is_returned_unchanged(tmp_path: Path) -> None:
-    assert resolve_path(tmp_path) == tmp_path
-    assert resolve_path("hubble/model.npz") == Path("hubble/model.npz")
+def test_existing_path_is_returned_unchanged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("B/16").mkdir(parents=True)
+    assert resolve_source(tmp_path) == tmp_path
+    assert resolve_source("B/16") == Path("B/16")  # a path comes before the name of a published model
 
 
 # Cache
@@ -143,7 +125,7 @@ def test_path_is_returned_unchanged(tmp_path: Path) -> None:
 def test_repository_resolves_to_its_snapshot(cache: Path) -> None:
     snapshot = fill(cache, "owner/name", {"model.safetensors": b"w", "config.json": b"{}"})
     assert resolve_hub_name("hub:owner/name") == snapshot
-    assert resolve_path("hub:owner/name") == resolve_path(Path("hub:owner/name")) == snapshot
+    assert resolve_source("hub:owner/name") == resolve_source(Path("hub:owner/name")) == snapshot
 
 
 def test_revision_is_a_branch_tag_or_commit(cache: Path) -> None:
@@ -240,16 +222,26 @@ def test_branch_out_of_the_cache_is_refused(cache: Path, tmp_path: Path) -> None
 # Requests and responses
 
 
-def fake_hub(monkeypatch: pytest.MonkeyPatch, respond: Callable[..., str]) -> list[dict[str, Any]]:
-    """Replace huggingface_hub and return the list of calls to it."""
+SIBLINGS = [SimpleNamespace(rfilename=name, size=3 << 20) for name in ("config.json", "model.safetensors", "B_16.npz")]
+
+
+def fake_hub(
+    monkeypatch: pytest.MonkeyPatch, respond: Callable[..., str], *, is_reachable: bool = True
+) -> list[dict[str, Any]]:
+    """Replace huggingface_hub and return the list of downloads from it."""
     calls: list[dict[str, Any]] = []
 
     def call(*arguments: str, **options: Any) -> str:
         calls.append({"arguments": arguments, **options})
         return respond(**options)
 
+    def model_info(repository: str, *, revision: str, files_metadata: bool) -> SimpleNamespace:
+        if is_reachable:
+            return SimpleNamespace(sha=OLDER, siblings=SIBLINGS, card_data=SimpleNamespace(license="apache-2.0"))
+        raise ConnectionError("no connection")
+
     modules = {name: ModuleType(name) for name in ("huggingface_hub", "huggingface_hub.constants")}
-    vars(modules["huggingface_hub"]).update(snapshot_download=call, hf_hub_download=call)
+    vars(modules["huggingface_hub"]).update(snapshot_download=call, hf_hub_download=call, model_info=model_info)
     vars(modules["huggingface_hub.constants"]).update(HF_HUB_OFFLINE=False)
     modules["huggingface_hub.errors"] = import_module("huggingface_hub.errors")
     monkeypatch.delenv("HF_HUB_OFFLINE")
@@ -297,10 +289,31 @@ def test_unreachable_hub_is_contacted_once(cache: Path, monkeypatch: pytest.Monk
     def respond(**_: object) -> NoReturn:
         raise errors.LocalEntryNotFoundError("no connection")
 
-    calls = fake_hub(monkeypatch, respond)
+    calls = fake_hub(monkeypatch, respond, is_reachable=False)
     with pytest.raises(WeightsError, match="and the hub cannot be reached"):
         resolve_hub_name("hub:owner/name")
-    assert [call["local_files_only"] for call in calls] == [False, True, True, True]
+    assert {call["local_files_only"] for call in calls} == {True}
+
+
+@pytest.mark.parametrize("name", ["hub:owner/name", "hub:owner/name/B_16.npz"])
+def test_download_is_announced_with_size_and_license(
+    cache: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, name: str
+) -> None:
+    snapshot = fill(cache, "owner/name", {"model.safetensors": b"w", "B_16.npz": b"w"})
+    fake_hub(monkeypatch, lambda **_: str(snapshot))
+    with caplog.at_level("INFO", logger="vitkit"):
+        resolve_hub_name(name)
+    assert caplog.messages == [f"downloading {name}: 3.1 MB, license apache-2.0"]
+
+
+def test_cached_weights_are_not_announced(
+    cache: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    snapshot = fill(cache, "owner/name", {"model.safetensors": b"w"}, commit=OLDER)
+    fake_hub(monkeypatch, lambda **_: str(snapshot))
+    with caplog.at_level("INFO", logger="vitkit"):
+        resolve_hub_name("hub:owner/name")
+    assert not caplog.messages
 
 
 def make_hub_error(kind: str) -> Exception:

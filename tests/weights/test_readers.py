@@ -162,7 +162,7 @@ def test_writer_holds_one_tensor_at_a_time(tmp_path, save) -> None:
 
 def test_conversion_makes_one_tensor_at_a_time(tmp_path) -> None:
     model = vitkit.create(
-        "B/16", image_size=32, num_classes=2, settings=["depth=4", "width=64", "heads=1", "mlp_dim=64"]
+        "B/16", image_size=32, num_classes=2, settings={"depth": 4, "width": 64, "heads": 1, "mlp_dim": 64}
     )
     sizes = [parameter.nbytes for parameter in model.parameters()]
     for name in ("google", "huggingface", "timm"):

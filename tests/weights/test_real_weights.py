@@ -103,7 +103,7 @@ def convert_and_load(to: str, path: Path, bundle: ModelBundle) -> ModelBundle:
 
 def with_resampling(origin: str, config: ViTConfig) -> ViTConfig:
     """Return the configuration with another library's interpolation of positions."""
-    return configure(config, settings=[f"positions.origin={origin}"])
+    return configure(config, settings={"positions.origin": origin})
 
 
 def resize(bundle: ModelBundle, size: int) -> ModelBundle:
@@ -207,7 +207,7 @@ def test_other_gelu_needs_an_explicit_setting(file: str, to: str, activation: st
     original = published(file)
     with pytest.raises(WeightsError, match="GELU"):
         convert_and_load(to, tmp_path, original)
-    changed = replace(original, config=configure(original.config, settings=[f"block.activation={activation}"]))
+    changed = replace(original, config=configure(original.config, settings={"block.activation": activation}))
     converted = convert_and_load(to, tmp_path, changed)
     assert equal_states(converted.state, original.state)
     logits = compute_logits(converted, original.preprocessing)

@@ -1,11 +1,15 @@
 """Tests of verification against stored logits and against the libraries of origin."""
 
+from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
 from oracles import import_timm, import_torchvision, import_transformers
 
+import vitkit
+from vitkit.core.config import parse_assignments
 from vitkit.core.errors import WeightsError
 from vitkit.data.preprocessing import Preprocessing
 from vitkit.weights import artifact as artifact_io
@@ -22,7 +26,9 @@ SIZES = ("width=64", "depth=2", "heads=1", "mlp_dim=128")
 
 
 def make_bundle(*settings: str, num_classes: int = 3) -> ModelBundle:
-    config = configure("Ti/16", image_size=32, patch_size=8, num_classes=num_classes, settings=(*SIZES, *settings))
+    config = configure(
+        "Ti/16", image_size=32, patch_size=8, num_classes=num_classes, settings=parse_assignments((*SIZES, *settings))
+    )
     model = create(config)
     state = {name: tensor.detach() for name, tensor in model.state_dict().items()}
     for number, (_, tensor) in enumerate(sorted(state.items())):
@@ -58,7 +64,7 @@ def test_incomparable_logits_differ_infinitely() -> None:
 
 def test_artifact_agrees_with_stored_logits(tmp_path: Path) -> None:
     artifact_io.write_artifact(tmp_path, make_bundle())
-    result = verify.verify(tmp_path)
+    result = vitkit.verify(tmp_path)
     assert result.max_difference < 2e-7  # the same kernels; on some CPUs the order of sums depends on alignment
     assert result.agrees
     assert "stored reference logits" in result.against
@@ -72,7 +78,7 @@ def test_changed_weights_disagree_despite_new_checksums(tmp_path: Path) -> None:
     artifact_io.write_artifact(tmp_path, saved)
     (tmp_path / "reference.json").write_bytes(stored)
     artifact_io.write_checksums(tmp_path, FILES)
-    result = verify.verify(tmp_path)
+    result = vitkit.verify(tmp_path)
     assert result.max_difference is not None
     assert result.max_difference > result.tolerance
     assert not result.agrees
@@ -82,7 +88,7 @@ def test_artifact_without_logits_is_not_compared(tmp_path: Path) -> None:
     artifact_io.write_artifact(tmp_path, make_bundle())
     artifact_io.write_json(tmp_path / "reference.json", {"image": "drawn, 1", "logits": None})
     artifact_io.write_checksums(tmp_path, FILES)
-    result = verify.verify(tmp_path)
+    result = vitkit.verify(tmp_path)
     assert (result.max_difference, result.agrees) == (None, False)
     assert result.against.startswith("nothing to compare with")
 
@@ -121,7 +127,7 @@ def test_file_agrees_with_its_library(tmp_path: Path, name: str) -> None:
     kind = FILES_BY_FORMAT[name][0]
     library = get_format(kind).library
     ORACLES[library]()
-    result = verify.verify(write_file(tmp_path, name), format=kind)
+    result = vitkit.verify(write_file(tmp_path, name), format=kind)
     assert result.against.startswith(library), result
     assert result.max_difference is not None
     assert result.max_difference <= 1e-5  # what the weights guide promises, in float32
@@ -140,21 +146,23 @@ def test_misread_file_disagrees(tmp_path: Path, name: str, monkeypatch: pytest.M
         return state | {"norm.bias": state["norm.bias"] + 0.01}
 
     monkeypatch.setattr(verify, "apply_rules", misread)
-    result = verify.verify(path, format=FILES_BY_FORMAT[name][0])
+    result = vitkit.verify(path, format=FILES_BY_FORMAT[name][0])
     assert not result.agrees
     assert result.max_difference is not None
     assert result.max_difference > result.tolerance
 
 
 def test_broken_library_is_reported(tmp_path, monkeypatch) -> None:
-    def broken(name: str) -> None:
-        raise RuntimeError("operator timm::nms does not exist")
+    def broken(name: str, package: str | None = None) -> ModuleType:
+        if name.startswith("timm"):
+            raise RuntimeError("operator timm::nms does not exist")
+        return import_module(name, package)
 
     import_timm()
     path = write_file(tmp_path, "timm")
     monkeypatch.setattr(verify, "_declare_torchvision_ops", lambda: None)
     monkeypatch.setattr(verify.importlib, "import_module", broken)
-    result = verify.verify(path)
+    result = vitkit.verify(path)
     assert result.max_difference is None
     reason = "timm is installed but cannot be imported: operator timm::nms does not exist"
     assert result.against == f"nothing to compare with: {reason}"
@@ -164,7 +172,7 @@ def test_broken_library_is_reported(tmp_path, monkeypatch) -> None:
 def test_missing_library_is_named(tmp_path, monkeypatch, name) -> None:
     path, library = write_file(tmp_path, name), get_format(FILES_BY_FORMAT[name][0]).library
     monkeypatch.setattr(verify, "find_spec", lambda name: None)
-    result = verify.verify(path, format=FILES_BY_FORMAT[name][0])
+    result = vitkit.verify(path, format=FILES_BY_FORMAT[name][0])
     assert (result.max_difference, result.agrees, result.format) == (None, False, FILES_BY_FORMAT[name][0])
     reason = f"{library}, which could run it, is not installed (pip install {library})"
     assert result.against == f"nothing to compare with: {reason}"
@@ -173,7 +181,7 @@ def test_missing_library_is_named(tmp_path, monkeypatch, name) -> None:
 def test_pre_logits_cannot_be_compared_with_timm(tmp_path: Path) -> None:
     import_timm()
     write_format(get_format("google"), tmp_path / "model.npz", make_bundle("head.pre_logits=64"))
-    result = verify.verify(tmp_path / "model.npz")
+    result = vitkit.verify(tmp_path / "model.npz")
     assert result.max_difference is None
     assert "timm cannot run it" in result.against
 
@@ -182,7 +190,7 @@ def test_adapted_model_has_reference_logits_of_its_own(tmp_path: Path) -> None:
     artifact_io.write_artifact(tmp_path / "old", make_bundle())
     gray, _ = adapt_bundle(artifact_io.read_artifact(tmp_path / "old"), AdaptRequest(channels=1))
     artifact_io.write_artifact(tmp_path / "gray", gray)
-    assert verify.verify(tmp_path / "gray").agrees
+    assert vitkit.verify(tmp_path / "gray").agrees
     assert artifact_io.read_reference_logits(tmp_path / "gray") != artifact_io.read_reference_logits(tmp_path / "old")
 
 
@@ -192,7 +200,7 @@ def test_damaged_artifact_is_an_error(tmp_path: Path) -> None:
     weights[-1] ^= 1
     (tmp_path / "model.safetensors").write_bytes(weights)
     with pytest.raises(WeightsError, match=r"model\.safetensors: damaged"):
-        verify.verify(tmp_path)
+        vitkit.verify(tmp_path)
 
 
 def test_library_error_is_reported(tmp_path: Path) -> None:
@@ -200,7 +208,7 @@ def test_library_error_is_reported(tmp_path: Path) -> None:
     path = write_file(tmp_path, "timm")
     config = artifact_io.read_json(path / "config.json")
     artifact_io.write_json(path / "config.json", config | {"architecture": "vit_of_nobody"})
-    result = verify.verify(path)
+    result = vitkit.verify(path)
     assert result.max_difference is None
     assert "timm cannot run it: Unknown model (vit_of_nobody)" in result.against
 
@@ -208,11 +216,11 @@ def test_library_error_is_reported(tmp_path: Path) -> None:
 def test_invalid_file_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "model.npz").write_bytes(b"nothing")
     with pytest.raises(WeightsError, match=r"model\.npz"):
-        verify.verify(tmp_path / "model.npz")
+        vitkit.verify(tmp_path / "model.npz")
 
 
 def test_artifact_without_checksums_is_not_read_as_timm(tmp_path: Path) -> None:
     artifact_io.write_artifact(tmp_path, make_bundle())
     (tmp_path / "checksums.json").unlink()
     with pytest.raises(WeightsError, match="no model in this directory"):
-        verify.verify(tmp_path)
+        vitkit.verify(tmp_path)

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
 from vitkit.model.config import DropoutConfig
-from vitkit.zoo.cost import Cost, cost, count_activation_bytes
+from vitkit.zoo.cost import Cost, count_activation_bytes, count_cost
 from vitkit.zoo.variants import ModelConfig
 
 DROPPING = DropoutConfig(dense=0.1, stochastic_depth=0.2)
@@ -79,7 +79,7 @@ def test_cost_arithmetic() -> None:
 
 
 def test_cost_of_base_model() -> None:
-    total = cost("B/16", images=303_000_000, epochs=7)
+    total = count_cost("B/16", images=303_000_000, epochs=7)
     assert total.parameters == 86_567_656
     # 17.6 billion multiply-adds per image, in every publication that counts them.
     assert total.forward_flops / 1e9 == pytest.approx(2 * 17.58, rel=0.005)
@@ -88,5 +88,5 @@ def test_cost_of_base_model() -> None:
 
 def test_counting_a_huge_model_allocates_nothing() -> None:
     before = torch.get_rng_state()
-    assert cost("H/14").weight_bytes == 4 * 632_045_800
+    assert count_cost("H/14").weight_bytes == 4 * 632_045_800
     assert torch.equal(torch.get_rng_state(), before)

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from oracles import import_timm, import_torchvision
 
+import vitkit
 from vitkit.core.errors import UnknownNameError
 from vitkit.core.sizes import pair
 from vitkit.data.preprocessing import ORIGINS
@@ -16,7 +17,7 @@ from vitkit.weights.formats.base import FileMetadata
 from vitkit.weights.formats.registry import FORMATS, get_format
 from vitkit.weights.hub import parse_hub_name
 from vitkit.zoo.pretrained import IMAGENET_21K, PRETRAINED, PretrainedWeights, find_pretrained
-from vitkit.zoo.registry import create, find_variant, get_model_name, list_models
+from vitkit.zoo.registry import create, find_variant, get_model_name
 from vitkit.zoo.variants import VARIANTS
 
 FIELDS = ("image_size", "patch_size", "num_classes", "width", "heads", "mlp_dim", "pooling", "tokens", "head")
@@ -52,7 +53,7 @@ def test_sources_are_unique() -> None:
 
 @pytest.mark.parametrize("row", PRETRAINED, ids=lambda row: row.source)
 def test_row_refers_to_existing_entries(row: PretrainedWeights) -> None:
-    assert row.model in list_models()
+    assert row.model in vitkit.list_models()
     assert row.origin in ORIGINS
     assert row.format is None or row.format in FORMATS
     assert row.num_classes in (0, 1000, IMAGENET_21K)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from vitkit.zoo.cost import JFT_IMAGES, Table6Row, table6
+from vitkit.zoo.cost import JFT_IMAGES, Table6Row, count_table6
 
 PAPER = {
     # Model and epochs: exaFLOPs of pre-training on JFT-300M.
@@ -25,7 +25,7 @@ PAPER = {
     ("R50+L/16", 7): 859,
     ("R50+L/16", 14): 1668,
 }
-TABLE = table6().rows
+TABLE = count_table6().rows
 ROWS = {(row.model, row.epochs): row for row in TABLE}
 
 

@@ -48,7 +48,7 @@ def test_parameter_count_equals_the_paper(name: str, parameters: int) -> None:
 
 
 def test_mean_pooling_removes_class_token_and_position() -> None:
-    parameters = count(create("B/16", settings=["pooling=mean"], device="meta"))
+    parameters = count(create("B/16", settings={"pooling": "mean"}, device="meta"))
     assert parameters == 86_566_120
     assert PAPER["B/16"] - parameters == 2 * 768
 

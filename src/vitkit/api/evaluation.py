@@ -1,37 +1,26 @@
-"""Evaluation, few-shot evaluation and comparison of models on datasets."""
+"""Evaluation and few-shot evaluation of models on datasets."""
 
-import json
+import pathlib
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 
-from vitkit.core.errors import ConfigError, DataError, WeightsError, summarize
+from vitkit.api.progress import show_progress
+from vitkit.api.public import public
+from vitkit.api.sources import find_run_dir, resolve_workers
+from vitkit.core.errors import ConfigError, WeightsError, check_positive
 from vitkit.core.formatting import format_plural
-from vitkit.core.signals import ProgressFunction, ignore_progress, start_task
-from vitkit.data.dataset import ImageSource, Subset
+from vitkit.core.signals import ProgressFunction, start_task
+from vitkit.data.dataset import ImageSource
+from vitkit.data.layouts.base import check_several_classes
+from vitkit.data.layouts.files import list_left_out
 from vitkit.data.layouts.registry import open_dataset
 from vitkit.data.verify import BadFile, skip_unreadable
-from vitkit.evaluation.comparison import (
-    ROUNDS,
-    ComparedModel,
-    ComparisonResult,
-    compare_results,
-    measure_speeds,
-    model_family,
-    scores_from_dict,
-)
-from vitkit.evaluation.evaluation import (
-    EngineComparison,
-    EvaluationResult,
-    choose_split,
-    class_indices,
-    evaluate_bundle,
-)
-from vitkit.evaluation.features import LabeledFeatures, compute_labeled_features
+from vitkit.evaluation.evaluation import EvaluatedEngine, EvaluationResult, choose_split
+from vitkit.evaluation.features import LabeledFeatures, compute_features
 from vitkit.evaluation.fewshot import (
     METHODS,
     FewShotResult,
@@ -45,81 +34,92 @@ from vitkit.evaluation.fewshot import (
 from vitkit.evaluation.protocols import PreparedData, Protocol, evaluate_protocol, prepare
 from vitkit.inference.engine import Precision, resolve_device
 from vitkit.inference.select import SelectedEngine, needs_native_build, select_engine
-from vitkit.report.comparison import write_comparison
 from vitkit.training.data import apply_run_splits
-from vitkit.training.run_dir import RunDir
+from vitkit.typing import DataSource, ModelSource, Path
 from vitkit.weights.artifact import write_artifact
 from vitkit.weights.bundle import ModelBundle
 from vitkit.weights.load import load_bundle
-from vitkit.zoo.flops import count_forward_flops
 
 
+@public
 def evaluate(  # noqa: PLR0913  the options of `vitkit eval`
-    model: str | Path,
-    data: str,
+    model: ModelSource,
+    data: DataSource,
     *,
     split: str | None = None,
     layout: str | None = None,
-    label_map: str | None = None,
-    real: str | None = None,
+    label_map: str | Path | None = None,
+    real: Path | None = None,
     batch_size: int = 64,
-    precision: Precision = "fp32",
+    keep_probabilities: bool = False,
+    precision: Literal["fp32", "bf16", "int8"] = "fp32",
     merge: int = 0,
-    device: str = "auto",
-    workers: int = 2,
-    progress: ProgressFunction = ignore_progress,
+    device: str | torch.device = "auto",
+    workers: int | None = None,
+    progress: bool | None = None,
 ) -> EvaluationResult:
     """Evaluate a model on labeled images.
 
     Images that a run was trained on are excluded if `data` is the dataset of that run.
 
     Args:
-        model: A run, an artifact or a weight file of any format.
-        data: A dataset in any layout.
+        model: A run, an artifact, a weight file of any format, a published name, or a model.
+        data: A dataset in any layout, pairs of image and label, or such pairs by split.
         split: Split to evaluate on; by default test, else val, else all images.
         layout: Layout of the dataset, if it is not detected correctly.
         label_map: Name of a published label map, or a JSON or CSV file.
         real: The published `real.json`, for ReaL accuracy.
         batch_size: Images per batch.
+        keep_probabilities: Keep the probability of every class for every image.
         precision: Arithmetic of the engine; other than fp32, the unmodified model is evaluated too.
         merge: Tokens to merge in each layer (ToMe).
         device: cpu, cuda, mps or auto.
-        workers: Processes that decode images.
-        progress: Called as the evaluation proceeds.
+        workers: Processes that decode images; two by default.
+        progress: Whether to show progress; by default in notebooks, on terminals, and as lines elsewhere.
+
+    >>> import numpy as np, vitkit
+    >>> images = np.random.default_rng(0).integers(0, 256, (6, 16, 16, 3), dtype=np.uint8)
+    >>> pairs = list(zip(images, ["0", "1", "2"] * 2))
+    >>> model = vitkit.create("Ti/16", image_size=16, num_classes=4)  # has a zero head, so it predicts "0"
+    >>> result = vitkit.evaluate(model, pairs, workers=0, progress=False)
+    >>> result.count, round(result.accuracy, 3), result.split
+    (6, 0.333, 'all')
     """
-    bundle, target_device = load_bundle(model), resolve_device(device)
-    dataset = apply_run_splits(RunDir(Path(model)), open_dataset(data, layout=layout))
-    name, source = choose_split(dataset, split)
-    prepared = prepare(Protocol(label_map=label_map, real=real), source, bundle=bundle, path=data)
+    check_positive("batch_size", batch_size)
+    workers, target_device = resolve_workers(workers), resolve_device(device)
+    bundle, dataset = load_bundle(model), open_dataset(data, layout=layout)
+    run_dir = find_run_dir(model)
+    name, source = choose_split(dataset if run_dir is None else apply_run_splits(run_dir, dataset), split)
+    label_map, real = (None if path is None else str(path) for path in (label_map, real))
+    prepared = prepare(Protocol(label_map=label_map, real=real), source, bundle=bundle, path=dataset.path)
     warnings = ["these are training images; the model may have seen them"] if name == "train" else []
+    warnings += list_left_out(dataset.left_out)
     warnings += _label_map_warnings(prepared)
-    selected = None
-    if precision != "fp32" or merge:
-        selected = _select_engine(bundle, precision=precision, merge=merge, device=target_device, progress=progress)
-    check_images = _ImageCheck(data, workers=workers, progress=progress, warnings=warnings)
-    readable = check_images(prepared.source, bundle.preprocessing.channels)
-    engines = [None] if selected is None else [None, selected.engine]
-    evaluate_engine = partial(
-        evaluate_protocol,
-        bundle,
-        replace(prepared, source=readable),
-        workers=workers,
-        batch_size=batch_size,
-        device=target_device,
-        progress=start_task(progress, "evaluating", len(readable) * len(engines)),
-    )
-    results = [evaluate_engine(engine=engine) for engine in engines]
-    comparison = None
-    if selected is not None:
-        comparison = EngineComparison(
-            precision=precision,
-            merge=merge,
-            engine=selected.engine.name,
-            fallback_reason=selected.fallback_reason,
-            fp32=results[0],
+    with show_progress(progress) as report:
+        selected = None
+        if precision != "fp32" or merge:
+            selected = _select_engine(bundle, precision=precision, merge=merge, device=target_device, progress=report)
+        check_images = ImageCheck(dataset.path, workers=workers, progress=report, warnings=warnings)
+        readable = check_images(prepared.source, bundle.preprocessing.channels)
+        engines = [None] if selected is None else [None, selected.engine]
+        evaluate_engine = partial(
+            evaluate_protocol,
+            bundle,
+            replace(prepared, source=readable),
+            workers=workers,
+            batch_size=batch_size,
+            keep_probabilities=keep_probabilities,
+            device=target_device,
+            progress=start_task(report, "evaluating", len(readable) * len(engines)),
         )
-    skipped = tuple(check_images.bad)
-    return replace(results[-1], split=name, skipped=skipped, comparison=comparison, warnings=tuple(warnings))
+        fp32, *others = [evaluate_engine(engine=engine) for engine in engines]
+    result = replace(fp32, split=name, skipped=tuple(check_images.bad), warnings=tuple(warnings))
+    if selected is None:
+        return result
+    engine = EvaluatedEngine(
+        name=selected.engine.name, precision=precision, merge=merge, fallback_reason=selected.fallback_reason
+    )
+    return replace(others[0], split=name, skipped=result.skipped, warnings=result.warnings, engine=engine, fp32=result)
 
 
 def _select_engine(
@@ -131,7 +131,7 @@ def _select_engine(
     return select_engine(module, precision=precision, device=device, merge=merge)
 
 
-class _ImageCheck:
+class ImageCheck:
     """Removal of unreadable images from the sources of a dataset; `bad` lists them."""
 
     def __init__(self, data: str, *, workers: int, progress: ProgressFunction, warnings: list[str]) -> None:
@@ -139,6 +139,7 @@ class _ImageCheck:
         self.bad: list[BadFile] = []
 
     def __call__(self, source: ImageSource, channels: int) -> ImageSource:
+        """Return the images that can be decoded."""
         readable, bad = skip_unreadable(
             source,
             path=self.data,
@@ -164,24 +165,25 @@ def _label_map_warnings(prepared: PreparedData) -> list[str]:
     return warnings
 
 
+@public
 def fewshot(  # noqa: PLR0913  the options of `vitkit fewshot`
-    model: str | Path,
-    data: str,
+    model: ModelSource,
+    data: DataSource,
     *,
     shots: Sequence[int] = (1, 5, 10, 25),
     seeds: int = 3,
-    method: Method | Literal["all"] = "ridge",
+    method: Literal["ridge", "knn", "logistic", "all"] = "ridge",
     sweep_l2: bool = False,
     released_crop: bool = False,
     save: Path | None = None,
-    device: str = "auto",
-    workers: int = 2,
-    progress: ProgressFunction = ignore_progress,
+    device: str | torch.device = "auto",
+    workers: int | None = None,
+    progress: bool | None = None,
 ) -> FewShotResult:
     """Fit classifiers to the features of a few images of each class, and return their test accuracy.
 
     Args:
-        model: A run, an artifact or a weight file of any format.
+        model: A run, an artifact, a weight file of any format, a published name, or a model.
         data: A labeled dataset; without a test or val split, a fifth of each class is held out.
         shots: Training images of each class.
         seeds: Number of random draws.
@@ -190,25 +192,40 @@ def fewshot(  # noqa: PLR0913  the options of `vitkit fewshot`
         released_crop: Preprocess as the paper's few-shot code.
         save: New directory for the model with a head fitted to the most shots.
         device: cpu, cuda, mps or auto.
-        workers: Processes that decode images.
-        progress: Called as features are computed.
+        workers: Processes that decode images; two by default.
+        progress: Whether to show progress; by default in notebooks, on terminals, and as lines elsewhere.
+
+    >>> import numpy as np, vitkit
+    >>> images = [np.full((16, 16), value, dtype=np.uint8) for value in (9, 40, 230, 255)]
+    >>> train = list(zip(images, ["dark", "dark", "light", "light"]))
+    >>> model = vitkit.create("Ti/16", image_size=16, num_classes=0)
+    >>> result = vitkit.fewshot(model, {"train": train, "test": train}, shots=[1, 2], workers=0, progress=False)
+    >>> result.shots[2].mean, result.method
+    (1.0, 'ridge')
     """
-    if save is not None and save.exists() and (save.is_file() or any(save.iterdir())):
-        raise WeightsError(f"{save} already exists", hint="choose another directory to save to")
-    bundle, target_device = load_bundle(model), resolve_device(device)
+    workers, target_device = resolve_workers(workers), resolve_device(device)
+    check_positive("seeds", seeds)
+    if not shots or min(shots) < 1:
+        raise ConfigError("shots are numbers of images", expected="1 or more", got=list(shots))
+    out = None if save is None else pathlib.Path(save)
+    if out is not None and out.exists() and (out.is_file() or any(out.iterdir())):
+        raise WeightsError(f"{out} already exists", hint="choose another directory to save to")
+    bundle, dataset = load_bundle(model), check_several_classes(open_dataset(data))
     preprocessing = released_preprocessing(bundle.preprocessing) if released_crop else bundle.preprocessing
-    warnings: list[str] = []
-    check_images = _ImageCheck(data, workers=workers, progress=progress, warnings=warnings)
+    warnings = list_left_out(dataset.left_out)
+    splits = fewshot_splits(dataset)
+    with show_progress(progress) as report:
+        check_images = ImageCheck(dataset.path, workers=workers, progress=report, warnings=warnings)
 
-    def labeled_features(source: ImageSource) -> LabeledFeatures:
-        readable = check_images(source, preprocessing.channels)
-        advance = start_task(progress, "computing features", len(readable))
-        return compute_labeled_features(
-            bundle, readable, preprocessing=preprocessing, workers=workers, device=target_device, progress=advance
-        )
+        def labeled_features(source: ImageSource) -> LabeledFeatures:
+            readable = check_images(source, preprocessing.channels)
+            advance = start_task(report, "computing features", len(readable))
+            features = compute_features(
+                bundle, readable, preprocessing=preprocessing, workers=workers, device=target_device, progress=advance
+            )
+            return LabeledFeatures.from_arrays(features, readable.labels)
 
-    splits = fewshot_splits(open_dataset(data))
-    train, test = map(labeled_features, splits)
+        train, test = map(labeled_features, splits)
     labels = splits[0].classes
     methods: tuple[Method, ...] = METHODS if method == "all" else (method,)
     scores = {
@@ -217,9 +234,9 @@ def fewshot(  # noqa: PLR0913  the options of `vitkit fewshot`
         )
         for each in methods
     }
-    if save is not None:
+    if out is not None:
         head = fit_head(train, num_classes=len(labels), shots=max(shots))
-        write_artifact(save, replace_head(bundle, head, labels=labels, preprocessing=preprocessing))
+        write_artifact(out, replace_head(bundle, head, labels=labels, preprocessing=preprocessing))
     return FewShotResult(
         model=bundle.name,
         labels=labels,
@@ -227,197 +244,6 @@ def fewshot(  # noqa: PLR0913  the options of `vitkit fewshot`
         train_images=len(train.targets),
         test_images=len(test.targets),
         skipped=tuple(check_images.bad),
-        model_path=save,
+        model_path=out,
         warnings=tuple(warnings),
     )
-
-
-# Comparison
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Candidate:
-    """A model to compare, with the run directory that it may come from."""
-
-    label: str
-    bundle: ModelBundle
-    run: RunDir
-
-
-def compare(
-    models: Sequence[str],
-    *,
-    data: str | None = None,
-    split: str | None = None,
-    layout: str | None = None,
-    against: Literal["first", "best"] = "first",
-    measure: bool = False,
-    out: Path | None = None,
-    device: str = "auto",
-    workers: int = 2,
-    progress: ProgressFunction = ignore_progress,
-) -> ComparisonResult:
-    """Compare models: accuracy, calibration, size, cost and speed.
-
-    With `data`, all models are evaluated on the same images, none of which a run was trained on, and differences have
-    intervals and tests. Without, each run has the scores of its own evaluation.
-
-    Args:
-        models: Runs, artifacts or weight files.
-        data: A labeled dataset.
-        split: Split of `data`.
-        layout: Layout of `data`, if it is not detected correctly.
-        against: Baseline of the differences.
-        measure: Measure images per second of all models, side by side.
-        out: Directory for report.html, charts, CSV and JSON.
-        device: cpu, cuda, mps or auto.
-        workers: Processes that decode images.
-        progress: Called as the comparison proceeds.
-    """
-    repeated = next((model for index, model in enumerate(models) if model in models[:index]), None)
-    if repeated is not None:
-        raise ConfigError(f"{repeated} is listed twice", expected="different models")
-    candidates = _load_candidates(models)
-    target_device = resolve_device(device)
-    warnings: list[str] = []
-    results: list[EvaluationResult] | None = None
-    description = None
-    if data is not None:
-        name, source, warnings = _common_images(candidates, data, split=split, layout=layout)
-        check_images = _ImageCheck(data, workers=workers, progress=progress, warnings=warnings)
-        for channels in sorted({each.bundle.preprocessing.channels for each in candidates}):
-            source = check_images(source, channels)
-        description = f"{len(source):,} images of {name}"
-        advance = start_task(progress, "evaluating", len(source) * len(candidates))
-        results = [
-            evaluate_bundle(each.bundle, source, workers=workers, device=target_device, progress=advance)
-            for each in candidates
-        ]
-    rows = _describe_models(candidates, results, evaluated_on=description)
-    if results is None:
-        warnings += comparison_warnings(candidates, rows)
-    if measure:
-        advance = start_task(progress, "measuring", (ROUNDS + 1) * len(candidates))
-        modules = [each.bundle.build_model() for each in candidates]
-        speeds = measure_speeds(modules, device=target_device, progress=advance)
-        rows = [replace(row, speed=speed) for row, speed in zip(rows, speeds, strict=True)]
-    labels = [each.label for each in candidates]
-    comparison = ComparisonResult(
-        models=tuple(rows),
-        differences=compare_results(results, labels, against=against) if results else (),
-        data=description,
-        warnings=tuple(warnings),
-        report_path=None if out is None else out / "report.html",
-    )
-    if out is not None:
-        write_comparison(comparison, out)
-    return comparison
-
-
-def _load_candidates(models: Sequence[str]) -> list[_Candidate]:
-    """Load the models, labeled by directory name, or by path if two directories have the same name."""
-    names = [Path(model).resolve().name or model for model in models]
-    candidates = []
-    for model, name in zip(models, names, strict=True):
-        run = RunDir(Path(model))
-        if run.config.exists() and run.read_summary() is None:
-            raise WeightsError(f"{model} is an unfinished run", hint="run its command again to resume it")
-        label = model if names.count(name) > 1 else name
-        candidates.append(_Candidate(label=label, bundle=load_bundle(model), run=run))
-    return candidates
-
-
-def _common_images(
-    candidates: Sequence[_Candidate], data: str, *, split: str | None, layout: str | None
-) -> tuple[str, ImageSource, list[str]]:
-    """Return a description of the images that no run was trained on, the images, and warnings."""
-    dataset = open_dataset(data, layout=layout)
-    chosen = [choose_split(apply_run_splits(each.run, dataset), split) for each in candidates]
-    warnings = [
-        f"{each.label} may have been trained on these images"
-        for each, (name, _) in zip(candidates, chosen, strict=True)
-        if name == "train"
-    ]
-    names = [{source.name(index) for index in range(len(source))} for _, source in chosen]
-    shared = set.intersection(*names)
-    if not shared:
-        raise DataError(
-            f"{data}: there is no image that all models can be evaluated on",
-            expected="images that no run was trained on",
-            hint="choose another dataset, or a split with --split",
-        )
-    smallest = min(range(len(chosen)), key=lambda index: len(names[index]))
-    split_name, source = chosen[smallest]
-    if any(len(each) != len(shared) for each in names):
-        warnings.append(f"the runs held out different images: only the {len(shared):,} in common are used")
-        source = Subset(source, [index for index in range(len(source)) if source.name(index) in shared])
-    for each in candidates:
-        try:
-            class_indices(each.bundle, source)
-        except DataError as error:
-            raise DataError(f"{each.label}: {summarize(error)}", hint=error.hint) from error
-    return f"{split_name} of {Path(data).name or data}", source, warnings
-
-
-def _describe_models(
-    candidates: Sequence[_Candidate], results: Sequence[EvaluationResult] | None, *, evaluated_on: str | None
-) -> list[ComparedModel]:
-    models = []
-    for index, candidate in enumerate(candidates):
-        summary: dict[str, Any] = candidate.run.read_summary() or {}
-        stored, compute = summary.get("result"), summary.get("compute") or {}
-        scores, images = None, None
-        if results is not None:
-            scores, images = scores_from_dict(results[index].to_dict()), evaluated_on
-        elif stored:
-            layout = _stored_data(candidate.run).get("layout", "images")
-            scores = scores_from_dict(stored)
-            images = f"{scores.count} images of {summary.get('evaluated_on')} ({layout})"
-        config = candidate.bundle.config
-        models.append(
-            ComparedModel(
-                label=candidate.label,
-                model=candidate.bundle.name,
-                family=model_family(config),
-                parameters=sum(parameter.numel() for parameter in candidate.bundle.build_model().parameters()),
-                gflops=sum(count_forward_flops(config).values()) / 1e9,
-                scores=scores,
-                evaluated_on=images,
-                exaflops=compute.get("exaflops"),
-                seconds=compute.get("seconds"),
-                training_speed=compute.get("images_per_second"),
-            )
-        )
-    return models
-
-
-def comparison_warnings(candidates: Sequence[_Candidate], models: Sequence[ComparedModel]) -> list[str]:
-    """Return reasons why the scores of the runs' own evaluations may not be comparable."""
-    warnings = []
-    unscored = [model.label for model in models if model.scores is None]
-    if unscored:
-        warnings.append(f"{', '.join(unscored)}: not evaluated by its run; --data DIR evaluates all models")
-    images = {
-        model.label: _own_fingerprint(candidate.run) or model.evaluated_on
-        for candidate, model in zip(candidates, models, strict=True)
-        if model.evaluated_on is not None
-    }
-    if len(set(images.values())) > 1:
-        details = "; ".join(f"{model.label} on {model.evaluated_on}" for model in models if model.label in images)
-        warnings.append(f"evaluated on different images, so the scores are not comparable: {details}")
-    return warnings
-
-
-def _own_fingerprint(run: RunDir) -> str | None:
-    """Return the fingerprint of the images that a run was evaluated on."""
-    split = (run.read_summary() or {}).get("evaluated_on")
-    fingerprint: str | None = _stored_data(run).get("fingerprints", {}).get(split)
-    return fingerprint
-
-
-def _stored_data(run: RunDir) -> dict[str, Any]:
-    try:
-        data: dict[str, Any] = json.loads(run.data.read_bytes())
-    except (OSError, ValueError):
-        return {}
-    return data

@@ -1,11 +1,12 @@
-"""Checks of the arguments of public functions, so that a wrong name is answered with the right one."""
+"""Errors of public functions: a wrong argument is answered with the right one, and a lack of memory with what to do."""
 
 import functools
 import inspect
+import re
 from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 
-from vitkit.core.errors import ArgumentError, did_you_mean
+from vitkit.core.errors import ArgumentError, VitkitError, did_you_mean
 
 Parameters = ParamSpec("Parameters")
 Returned = TypeVar("Returned")
@@ -66,7 +67,14 @@ def public(function: Callable[Parameters, Returned]) -> Callable[Parameters, Ret
         except TypeError as error:
             hint = f"the signature is {function.__name__}{_short(signature)}"
             raise ArgumentError(f"{function.__name__}(): {error}", hint=hint) from None
-        return function(*args, **kwargs)
+        try:
+            return function(*args, **kwargs)
+        except (MemoryError, RuntimeError) as error:
+            if not isinstance(error, MemoryError) and not re.search("can't allocate memory|out of memory", str(error)):
+                raise
+            amount = re.search(r"allocate ([\d.]+ \w+)", str(error))
+            hint = "use a smaller model, image size or batch size, or a machine with more memory"
+            raise VitkitError("out of memory", got=amount and f"a request for {amount[1]}", hint=hint) from error
 
     return checked
 

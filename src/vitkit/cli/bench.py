@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from vitkit.cli.console import print_json, print_status, print_table, stderr_console, stdout_console
+from vitkit.cli.console import print_json, print_table, stdout_console
 from vitkit.cli.options import device_option
 from vitkit.core.formatting import format_bytes, safe_text
 
@@ -77,26 +77,17 @@ def command(
     vitkit bench runs/photos --images photos --merge 8
     vitkit bench B/16 --batch-size 1,8 --precision fp32,int8
     """
-    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+    import vitkit
 
-    from vitkit.inference.benchmark import benchmark
-    from vitkit.inference.engine import resolve_device
-
-    console = stderr_console()
-    columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
-        task = progress.add_task("loading", total=1.0)
-        result = benchmark(
-            model,
-            images=images,
-            batch_size=[int(size) for size in batch_size],
-            precision=precision,
-            merge=merge,
-            seconds=seconds,
-            device=resolve_device(device),
-            report=print_status,
-            progress=lambda phase, fraction: progress.update(task, description=phase, completed=fraction),
-        )
+    result = vitkit.benchmark(
+        model,
+        images=images,
+        batch_size=[int(size) for size in batch_size],
+        precision=precision,
+        merge=merge,
+        seconds=seconds,
+        device=device,
+    )
     if as_json:
         print_json(result.to_dict())
     else:
@@ -116,20 +107,25 @@ def _print_result(result: "BenchmarkResult") -> None:
 
 def _print_rows(rows: "Sequence[BenchmarkRow]") -> None:
     """Print a table of images per second by batch size, and below it the names of the engines."""
-    sizes = [f"batch {speed.batch}" for speed in rows[0].speeds]
-    print_table(("precision", "engine", *sizes, "latency", *COLUMNS), list(map(_cells, rows)), left=(0, 1))
+    engines: dict[tuple[str, str, int], list[BenchmarkRow]] = {}
+    for row in rows:
+        engines.setdefault((row.precision, row.kind, row.merge), []).append(row)
+    table = list(engines.values())
+    sizes = [f"batch {row.batch_size}" for row in table[0]]
+    print_table(("precision", "engine", *sizes, "latency", *COLUMNS), list(map(_cells, table)), left=(0, 1))
     console = stdout_console()
     for kind, name in dict.fromkeys((row.kind, row.engine) for row in rows):
         console.print(safe_text(f"{kind}: {name}"), style="dim", soft_wrap=True)
 
 
-def _cells(row: "BenchmarkRow") -> list[str]:
+def _cells(rows: "Sequence[BenchmarkRow]") -> list[str]:
+    row = rows[0]
     agreement = row.agreement
     return [
         row.precision,
         row.kind,
-        *(f"{speed.images_per_second:.1f}/s" for speed in row.speeds),
-        f"{1000 * row.speeds[0].latency_p50:.1f} ms",
+        *(f"{each.images_per_second:.1f}/s" for each in rows),
+        f"{1000 * row.latency_p50:.1f} ms",
         f"{row.start_seconds:.2f} s",
         format_bytes(row.memory_bytes),
         "–" if agreement is None else f"{agreement.same_top1:.1%}",

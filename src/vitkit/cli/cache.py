@@ -21,9 +21,9 @@ def command(context: click.Context, as_json: bool) -> None:
     """
     if context.invoked_subcommand is not None:
         return
-    from vitkit.core.cache_dir import cache_info
+    import vitkit
 
-    info = cache_info()
+    info = vitkit.cache_info()
     if as_json:
         print_json(info.to_dict())
         return
@@ -36,9 +36,9 @@ def command(context: click.Context, as_json: bool) -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def clear(as_json: bool) -> None:
     """Remove everything from the cache. Kernels and features are computed again when needed."""
-    from vitkit.core.cache_dir import clear_cache
+    import vitkit
 
-    info = clear_cache()
+    info = vitkit.clear_cache()
     if as_json:
         print_json(info.to_dict())
     else:

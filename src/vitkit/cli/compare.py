@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Literal
 
 import click
 
-from vitkit.cli.console import print_json, print_table, print_warnings, show_progress, stdout_console
+from vitkit.cli.console import print_json, print_table, print_warnings, stdout_console
 from vitkit.cli.options import device_option, json_option, workers_option
 from vitkit.core.formatting import MISSING, format_count, format_duration, safe_text
 
@@ -53,23 +53,21 @@ def command(
     vitkit compare runs/first runs/second --out compared
     vitkit compare runs/first runs/second --data photos --measure --out compared
     """
-    from vitkit.api.evaluation import compare
+    from vitkit.api.comparison import compare
 
     if (split is not None or layout is not None) and data is None:
         raise click.UsageError("--split and --layout need --data")
-    with show_progress() as progress:
-        result = compare(
-            models,
-            data=data,
-            split=split,
-            layout=layout,
-            against=against,
-            measure=measure,
-            out=out,
-            device=device,
-            workers=workers,
-            progress=progress,
-        )
+    result = compare(
+        models,
+        data=data,
+        split=split,
+        layout=layout,
+        against=against,
+        measure=measure,
+        out=out,
+        device=device,
+        workers=workers,
+    )
     print_warnings(result.warnings)
     if as_json:
         print_json(result.to_dict())

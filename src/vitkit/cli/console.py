@@ -1,57 +1,33 @@
-"""Output of commands: JSON, tables and sections on stdout, messages and progress on stderr.
+"""Output of commands: JSON, tables and sections on stdout, messages on stderr.
 
 Commands import this module before they parse their options, so rich is imported only when something is printed.
 """
 
-import io
 import json
-import logging
 import textwrap
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from collections.abc import Collection, Mapping, Sequence
 
 import click
 
-from vitkit.core.formatting import get_log_format, safe_text
+from vitkit.core.console import logger
+from vitkit.core.console import stderr_console as stderr_console  # noqa: PLC0414  commands import it from here
+from vitkit.core.console import stdout_console as stdout_console  # noqa: PLC0414
+from vitkit.core.formatting import safe_text
 
-if TYPE_CHECKING:
-    import rich.console
-    from rich.progress import TaskID
-
-    from vitkit.core.signals import ProgressFunction
-
-logger = logging.getLogger("vitkit")
+MAX_INDENTED = 100_000
+"""Characters of JSON above which it is printed on one line: indented, lists of numbers take several times as many."""
 
 
 def print_json(value: object) -> None:
-    """Print strict JSON in ASCII to stdout.
+    """Print strict JSON in ASCII to stdout, indented unless it is too long to be read.
 
     >>> print_json({"name": "B/16"})
     {
       "name": "B/16"
     }
     """
-    click.echo(json.dumps(value, indent=2, allow_nan=False))
-
-
-def stdout_console() -> "rich.console.Console":
-    """Create a console for results. Markup is off: `[serve]` is printed literally.
-
-    >>> stdout_console().print("pip install 'vitkit[serve]'")
-    pip install 'vitkit[serve]'
-    """
-    return _console()
-
-
-def stderr_console() -> "rich.console.Console":
-    """Create a console for progress and messages. With `--log-format json` each line becomes a log record.
-
-    >>> stderr_console().print("checking 3 images")
-    """
-    if get_log_format() == "json":
-        return _console(file=LogStream(), width=10_000)
-    return _console(stderr=True)
+    text = json.dumps(value, allow_nan=False)
+    click.echo(text if len(text) > MAX_INDENTED else json.dumps(value, indent=2))
 
 
 def print_status(message: str) -> None:
@@ -63,45 +39,6 @@ def print_warnings(warnings: Sequence[str]) -> None:
     """Print warnings to stderr in yellow."""
     for warning in warnings:
         stderr_console().print(safe_text(f"warning: {warning}"), style="yellow", soft_wrap=True)
-
-
-@contextmanager
-def show_progress() -> "Iterator[ProgressFunction]":
-    """Show a progress bar for each task on stderr, if it is a terminal."""
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    console = stderr_console()
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    tasks: dict[str, TaskID] = {}
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bars:
-
-        def update(task: str, done: int, total: int) -> None:
-            if task not in tasks:
-                tasks[task] = bars.add_task(safe_text(task), total=total, visible=total > 0)
-            bars.update(tasks[task], completed=done, total=total)
-
-        yield update
-
-
-def _console(**options: Any) -> "rich.console.Console":
-    from rich.console import Console
-
-    return Console(highlight=False, markup=False, emoji=False, **options)
-
-
-class LogStream(io.TextIOBase):
-    """Text stream that logs each line; `warning: ` at its start sets the level."""
-
-    def __init__(self) -> None:
-        self.incomplete = ""
-
-    def write(self, text: str) -> int:
-        """Log all complete lines."""
-        *lines, self.incomplete = (self.incomplete + text).split("\n")
-        for line in filter(None, map(str.rstrip, lines)):
-            level = logging.WARNING if line.startswith("warning: ") else logging.INFO
-            logger.log(level, "%s", line.removeprefix("warning: "))
-        return len(text)
 
 
 def print_sections(sections: Mapping[str, Sequence[tuple[str, str]]]) -> None:

@@ -4,8 +4,10 @@ from typing import TYPE_CHECKING
 
 import click
 
+import vitkit
 from vitkit.cli.console import print_json, print_sections, print_table, stdout_console
 from vitkit.cli.options import Size, SizeParameter, json_option
+from vitkit.core.config import parse_assignments
 from vitkit.core.formatting import format_bytes, format_count
 
 if TYPE_CHECKING:
@@ -61,23 +63,19 @@ def command(
     if table6 != (model is None):
         raise click.UsageError("give either a model, such as B/16, or --table6 alone")
     if model is None:
-        from vitkit.zoo.cost import table6 as count_table6
-
-        table = count_table6()
+        table = vitkit.table6()
         print_json(table.to_dict()) if as_json else print_table6(table)
         return
     if epochs is not None and images is None:
         raise click.UsageError("--epochs needs --images, the size of the training set")
-    from vitkit.zoo.cost import cost
-
-    result = cost(
+    result = vitkit.cost(
         model,
         image_size=image_size,
         num_classes=num_classes,
         images=images,
         epochs=1 if epochs is None else epochs,
         batch_size=batch_size,
-        settings=settings,
+        settings=parse_assignments(settings),
     )
     print_json(result.to_dict()) if as_json else print_cost(result)
 

@@ -1,16 +1,14 @@
 """`vitkit data`: check datasets before training on them."""
 
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from vitkit.cli.console import print_json, print_sections, print_warnings, show_progress, stderr_console, stdout_console
-from vitkit.cli.options import json_option
+from vitkit.cli.console import print_json, print_sections, print_warnings, stdout_console
+from vitkit.cli.options import device_option, json_option, workers_option
 from vitkit.core.formatting import format_percent, format_plural, safe_text
-from vitkit.core.signals import start_task
 
 if TYPE_CHECKING:
     from vitkit.data.summary import DataSummary
@@ -26,14 +24,14 @@ def command() -> None:
 
 
 @command.command("check")
-@click.argument("path", metavar="DATA")
+@click.argument("data")
 @click.option("--layout", help="Layout of the dataset, instead of detecting it.")
 @click.option("--contact-sheet", type=click.Path(path_type=Path), metavar="FILE.png", help="Write thumbnails.")
 @click.option("--channels", type=click.IntRange(min=1), default=3, show_default=True, help="Channels to decode.")
 @click.option("--workers", type=click.IntRange(min=0), help="Number of processes.  [default: one per core]")
 @json_option
 def check(
-    path: str, layout: str | None, contact_sheet: Path | None, channels: int, workers: int | None, as_json: bool
+    data: str, layout: str | None, contact_sheet: Path | None, channels: int, workers: int | None, as_json: bool
 ) -> None:
     """Decode every image in DATA, and report classes, counts, sizes, modes, duplicates and broken files.
 
@@ -44,21 +42,9 @@ def check(
     vitkit data check photos --contact-sheet photos.png
     vitkit data check photos --json
     """
-    from vitkit.data.layouts.registry import open_dataset
-    from vitkit.data.summary import check_data
+    from vitkit.api.data import check_data
 
-    dataset = open_dataset(path, layout=layout)
-    total = sum(map(len, dataset.splits.values()))
-    if not as_json:
-        stderr_console().print(f"{safe_text(dataset.path)}: {dataset.layout}, {total:,} images")
-    with show_progress() as progress:
-        summary = check_data(
-            dataset,
-            channels=channels,
-            contact_sheet=contact_sheet,
-            workers=workers,
-            progress=start_task(progress, "checking images", total),
-        )
+    summary = check_data(data, layout=layout, channels=channels, contact_sheet=contact_sheet, workers=workers)
     if as_json:
         print_json(summary.to_dict())
         return
@@ -68,18 +54,18 @@ def check(
 
 
 @command.command("quality")
-@click.argument("path", metavar="DATA")
+@click.argument("data")
 @click.option("--model", metavar="RUN", help="Run or weights whose features find label errors.")
 @click.option("--out", type=click.Path(path_type=Path), required=True, help="Directory of the report.")
 @click.option("--within-splits", is_flag=True, help="Also search near-duplicates within each split.")
 @click.option("--match-flips", is_flag=True, help="Also match horizontally flipped images.")
 @click.option("--min-score", type=click.FloatRange(-1, 1), help="Smallest score of a label issue.  [default: 0.5]")
 @click.option("--probability", is_flag=True, help="Add the probability of each label by a head not trained on it.")
-@click.option("--workers", type=click.IntRange(min=0), default=2, show_default=True, help="Number of processes.")
-@click.option("--device", default="auto", show_default=True, help="cpu, cuda, mps or auto.")
+@workers_option
+@device_option
 @json_option
 def quality(
-    path: str,
+    data: str,
     model: str | None,
     out: Path,
     within_splits: bool,
@@ -100,34 +86,27 @@ def quality(
     vitkit data quality photos --out quality
     vitkit data quality photos --model runs/photos --out quality
     """
-    from vitkit.data.layouts.registry import open_dataset
-    from vitkit.data_quality.check import check_data_quality
-    from vitkit.report.data_quality import write_report
+    from vitkit.api.data import check_data_quality
 
     if model is None and (probability or min_score is not None):
         raise click.UsageError("--probability and --min-score are for label issues, which need --model")
-    dataset = open_dataset(path)
-    counts = ", ".join(f"{len(source):,} in {name}" for name, source in dataset.splits.items())
-    stderr_console().print(safe_text(f"{dataset.layout}: {counts}"), soft_wrap=True)
-    with show_progress() as progress:
-        report = check_data_quality(
-            dataset,
-            model=model,
-            within_splits=within_splits,
-            match_flips=match_flips,
-            min_score=min_score,
-            probability=probability,
-            workers=workers,
-            device=device,
-            start_task=partial(start_task, progress),
-            warn=lambda message: print_warnings([message]),
-        )
-    write_report(report, out)
+    report = check_data_quality(
+        data,
+        model=model,
+        out=out,
+        within_splits=within_splits,
+        match_flips=match_flips,
+        min_score=min_score,
+        probability=probability,
+        device=device,
+        workers=workers,
+    )
+    print_warnings(report.warnings)
     if as_json:
         print_json(report.to_dict())
         return
     print_report(report)
-    click.echo("\n" + safe_text(str(out / "report.html")))
+    click.echo("\n" + safe_text(str(report.report_path)))
 
 
 def print_summary(summary: "DataSummary") -> None:
@@ -136,9 +115,8 @@ def print_summary(summary: "DataSummary") -> None:
     rows = [("layout", summary.layout), ("images", splits), ("classes", f"{len(summary.classes):,}")]
     if summary.unlabeled:
         rows.append(("unlabeled", f"{summary.unlabeled:,}"))
-    for side, size in (("height", summary.height), ("width", summary.width)):
-        if size:
-            rows.append((side, f"{size.minimum:,} to {size.maximum:,} pixels, median {size.median:,}"))
+    for side, size in (summary.sizes._asdict() if summary.sizes else {}).items():
+        rows.append((side, f"{size.minimum:,} to {size.maximum:,} pixels, median {size.median:,}"))
     if summary.modes:
         rows.append(("modes", ", ".join(f"{mode} ({count:,})" for mode, count in summary.modes.items())))
     print_sections(

@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 def command(as_json: bool) -> None:
     """Report what this machine has and lacks.
 
-    Lists versions, processor, memory, devices, the speed of bf16 relative to fp32, and vitkit's extras.
+    Lists versions, processor, memory, devices, the speed of each precision, and vitkit's extras.
     """
-    from vitkit.inference import machine
+    import vitkit
 
     with stderr_console().status("examining this machine …"):
-        report = machine.doctor()
+        report = vitkit.doctor()
     if as_json:
         print_json(report.to_dict())
     else:
@@ -65,17 +65,23 @@ def _torch_rows(report: "MachineReport") -> list[tuple[str, str]]:
     variables = [f"{name}={value}" for name, value in report.environment.items() if value is not None]
     return [
         *((device.device, _describe_device(device)) for device in torch.devices),
+        *((f"training on {device.device}", _describe_precision(device)) for device in torch.devices),
         ("threads", f"{torch.threads} within an operation, {torch.interop_threads} between operations"),
         ("environment", " ".join(variables) or f"no {' or '.join(report.environment)}"),
         ("CPU kernels", torch.cpu_capability),
         ("native engine", report.native_engine or "unknown"),
-        ("bf16 on CPU", f"{support}: a matrix product takes {torch.bf16_slowdown:.1f}× the time of fp32"),
+        ("bf16 on the CPU", support),
         *rows,
     ]
 
 
 def _describe_device(device: "DeviceInfo") -> str:
     return device.name if device.memory_bytes is None else f"{device.name}, {format_bytes(device.memory_bytes)}"
+
+
+def _describe_precision(device: "DeviceInfo") -> str:
+    times = ", ".join(f"{slowdown:.2f}× in {name}" for name, slowdown in device.slowdowns.items())
+    return f"in {device.precision}; time of a matrix product relative to fp32: {times}"
 
 
 def _extra_rows(extras: "dict[str, ExtraInfo]") -> list[tuple[str, str]]:

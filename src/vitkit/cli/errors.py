@@ -4,6 +4,7 @@ import logging
 import os
 import re
 import traceback
+from dataclasses import fields
 
 import click
 
@@ -46,11 +47,22 @@ def report_error(error: Exception, *, verbose: bool) -> int:
     return EXIT_FAILURE
 
 
+def takes_settings(command: click.Command) -> bool:
+    """Return whether a command has the argument SETTING=VALUE."""
+    return any(parameter.name == "settings" for parameter in command.params)
+
+
 def _describe_click_error(error: click.ClickException) -> tuple[str, str | None]:
     """Return the message and the hint of an error of click."""
     message, hint = error.format_message(), getattr(error, "hint", None)
     if possibilities := getattr(error, "possibilities", None):  # click appends them to the message
         message, hint = error.message, f"did you mean {' or '.join(possibilities)}?"
+    if isinstance(error, click.NoSuchOption) and error.ctx is not None and takes_settings(error.ctx.command):
+        from vitkit.training.config import SHORT_KEYS, RunConfig
+
+        name = error.option_name.lstrip("-").replace("-", "_")
+        if name.partition(".")[0] in {*SHORT_KEYS, *(field.name for field in fields(RunConfig))}:
+            hint = f"settings have no dashes: {name}=VALUE"
     if hint is None and isinstance(error, click.UsageError) and error.ctx is not None:
         hint = f"run {error.ctx.command_path} --help"
     if message[1:2].islower():  # click's messages begin with a capital letter; a name such as B/16 keeps its own
@@ -66,7 +78,7 @@ def print_error(message: str, *, hint: str | None = None) -> None:
     if get_log_format() == "json":
         logger.error(message, extra={"fields": {"hint": hint} if hint else {}})
         return
-    color = False if os.environ.get("NO_COLOR") else None
+    color = False if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb" else None
     for label, style, text in (("error:", "red", message), ("hint:", "cyan", hint)):
         if text:
             line = safe_text(re.sub(r"\s*\n\s*", " ", text.strip()))

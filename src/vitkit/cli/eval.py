@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from vitkit.cli.console import print_json, print_sections, print_warnings, show_progress, stderr_console
+from vitkit.cli.console import print_json, print_sections, print_warnings, stderr_console
 from vitkit.cli.options import device_option, json_option, merge_option, precision_option, workers_option
 from vitkit.core.formatting import safe_text
 
@@ -60,21 +60,19 @@ def command(  # noqa: PLR0913, PLR0917  each is an option that users type
     """
     from vitkit.api.evaluation import evaluate
 
-    with show_progress() as progress:
-        result = evaluate(
-            model,
-            data,
-            split=split,
-            layout=layout,
-            label_map=label_map,
-            real=real,
-            batch_size=batch_size,
-            precision=precision,
-            merge=merge,
-            device=device,
-            workers=workers,
-            progress=progress,
-        )
+    result = evaluate(
+        model,
+        data,
+        split=split,
+        layout=layout,
+        label_map=label_map,
+        real=real,
+        batch_size=batch_size,
+        precision=precision,
+        merge=merge,
+        device=device,
+        workers=workers,
+    )
     print_warnings(result.warnings)
     print_details(result)
     if as_json:
@@ -92,11 +90,9 @@ def print_details(result: "EvaluationResult") -> None:
         classes = f"{mapped:,} of {mapped + unmapped:,} classes"
         line = f"label map {result.label_map['name']}: {classes}, {logits} are used"
         console.print(safe_text(line), soft_wrap=True)
-    if result.comparison is not None:
-        reason = result.comparison.fallback_reason
-        console.print(
-            safe_text(f"engine: {result.comparison.engine}" + (f"; {reason}" if reason else "")), soft_wrap=True
-        )
+    if result.engine is not None:
+        reason = f"; {result.engine.fallback_reason}" if result.engine.fallback_reason else ""
+        console.print(safe_text(f"engine: {result.engine.name}{reason}"), soft_wrap=True)
 
 
 def print_result(result: "EvaluationResult") -> None:
@@ -121,8 +117,8 @@ def print_result(result: "EvaluationResult") -> None:
             ("top-1", f"{result.real.top1:.2%} (95 % interval {low:.1%}–{high:.1%})"),
             ("skipped", f"{result.real.skipped:,} images without labels"),
         ]
-    if result.comparison is not None:
-        fp32 = result.comparison.fp32
+    if result.fp32 is not None:
+        fp32 = result.fp32
         sections["The unmodified model in fp32"] = [
             ("top-1", f"{fp32.top1:.2%} (this engine: {100 * (result.top1 - fp32.top1):+.2f} points)"),
             ("top-5", f"{fp32.top5:.2%} (this engine: {100 * (result.top5 - fp32.top5):+.2f} points)"),

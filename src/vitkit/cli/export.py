@@ -1,13 +1,13 @@
 """`vitkit export`: write a model for a runtime or another library."""
 
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from vitkit.cli.console import print_json, print_sections, print_status, show_progress
+from vitkit.cli.console import print_json, print_sections, print_status
 from vitkit.cli.options import json_option
+from vitkit.core.config import parse_assignments
 from vitkit.core.formatting import safe_text
 
 if TYPE_CHECKING:
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 @click.command("export")
-@click.argument("run", type=click.Path(path_type=Path))
+@click.argument("model")
 @click.argument("out", type=click.Path(path_type=Path))
 @click.argument("settings", nargs=-1, metavar="[SECTION.KEY=VALUE]...")
 @click.option(
@@ -28,11 +28,11 @@ if TYPE_CHECKING:
 @click.option("--force", is_flag=True, help="Overwrite OUT.")
 @json_option
 def command(
-    run: Path, out: Path, settings: tuple[str, ...], to: str, images: str | None, force: bool, as_json: bool
+    model: str, out: Path, settings: tuple[str, ...], to: str, images: str | None, force: bool, as_json: bool
 ) -> None:
-    """Export the model in RUN to OUT: a program for a runtime, or weights for another library.
+    """Export MODEL to OUT: a program for a runtime, or weights for another library.
 
-    RUN is a run directory, or weights of any format. OUT is a new directory with labels, preprocessing and an
+    MODEL is a run directory, or weights of any format. OUT is a new directory with labels, preprocessing and an
     example.py that does not need vitkit; or, with the suffix .npz or .pth, a file with only the weights.
 
     The export is run and compared with the model before OUT gets its name. If the top-1 class of an image or a logit
@@ -45,19 +45,9 @@ def command(
     vitkit export runs/photos photos-google --to google
     vitkit export runs/photos photos.pth --to torchvision block.activation=gelu_erf
     """
-    from vitkit.exporters.exporter import export
+    import vitkit
 
-    with show_progress() as progress:
-        result = export(
-            run,
-            out,
-            to=to,
-            images=images,
-            settings=settings,
-            overwrite=force,
-            report=print_status,
-            progress=partial(progress, "verifying"),
-        )
+    result = vitkit.export(model, out, to=to, images=images, settings=parse_assignments(settings), overwrite=force)
     if result.already_existed:
         print_status(f"already complete: {out}")
     if as_json:

@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, Literal
 
 import click
 
-from vitkit.cli.console import print_json, print_table, print_warnings, show_progress, stderr_console
-from vitkit.cli.options import device_option, json_option
+from vitkit.cli.console import print_json, print_table, print_warnings, stderr_console
+from vitkit.cli.options import device_option, json_option, workers_option
 from vitkit.core.formatting import safe_text
 
 if TYPE_CHECKING:
@@ -43,9 +43,10 @@ class ShotList(click.ParamType[tuple[int, ...]]):
 @click.option("--sweep-l2", is_flag=True, help="Choose l2 on held-out images instead of 2^10.")
 @click.option("--released-crop", is_flag=True, help="Resize to 8/7 of the size and crop, as the paper's few-shot code.")
 @click.option("--save", type=click.Path(path_type=Path), help="Write the model with a head from the most shots.")
+@workers_option
 @device_option
 @json_option
-def command(
+def command(  # noqa: PLR0913, PLR0917  each is an option that users type
     model: str,
     data: str,
     shots: tuple[int, ...],
@@ -54,6 +55,7 @@ def command(
     sweep_l2: bool,
     released_crop: bool,
     save: Path | None,
+    workers: int,
     device: str,
     as_json: bool,
 ) -> None:
@@ -69,19 +71,18 @@ def command(
     """
     from vitkit.api.evaluation import fewshot
 
-    with show_progress() as progress:
-        result = fewshot(
-            model,
-            data,
-            shots=shots,
-            seeds=seeds,
-            method=method,
-            sweep_l2=sweep_l2,
-            released_crop=released_crop,
-            save=save,
-            device=device,
-            progress=progress,
-        )
+    result = fewshot(
+        model,
+        data,
+        shots=shots,
+        seeds=seeds,
+        method=method,
+        sweep_l2=sweep_l2,
+        released_crop=released_crop,
+        save=save,
+        device=device,
+        workers=workers,
+    )
     print_warnings(result.warnings)
     console = stderr_console()
     images = f"{result.train_images:,} training and {result.test_images:,} test images"

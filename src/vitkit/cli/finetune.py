@@ -4,16 +4,15 @@ from pathlib import Path
 
 import click
 
-from vitkit.cli.running import is_main_rank, parse_rates, print_result, training_session
+from vitkit.cli.running import out_option, parse_rates, print_run
+from vitkit.core.config import parse_assignments
 
 
 @click.command("finetune")
 @click.argument("model")
 @click.argument("data")
 @click.argument("settings", nargs=-1, metavar="[SETTING=VALUE]...")
-@click.option(
-    "--out", required=True, type=click.Path(path_type=Path), help="Run directory; an interrupted run is resumed."
-)
+@out_option
 @click.option("--recipe", default="finetune-folder", show_default=True, help="Fine-tuning recipe; see vitkit recipes.")
 @click.option("--sweep", is_flag=True, help="Choose the learning rate on held-out images, then train on all images.")
 @click.option("--rates", help="Learning rates to try, such as 0.001,0.003, instead of the recipe's.")
@@ -22,7 +21,7 @@ def command(
     model: str,
     data: str,
     settings: tuple[str, ...],
-    out: Path,
+    out: Path | None,
     recipe: str,
     sweep: bool,
     rates: str | None,
@@ -37,13 +36,12 @@ def command(
     vitkit finetune runs/fractals photos/ --out runs/photos
     vitkit finetune ViT-B_16.npz photos/ --out runs/large image_size=384 --sweep
     vitkit finetune ViT-B_16.npz x-rays/ --out runs/gray channels=1
-    """
-    sweep_rates = sweep if rates is None else parse_rates(rates)
-    with training_session() as (progress, stop):
-        from vitkit.recipes.train import finetune
 
-        result = finetune(
-            model, data, out=out, recipe=recipe, sweep=sweep_rates, settings=settings, callback=progress, stop=stop
-        )
-    if is_main_rank():
-        print_result(result, as_json=as_json)
+    \b
+    Common settings: image_size=384  epochs=20  lr=3e-3  trainable=head  (all: vitkit recipes finetune-folder)
+    """
+    import vitkit
+
+    tried = sweep if rates is None else parse_rates(rates)
+    run = vitkit.finetune(model, data, out=out, recipe=recipe, sweep=tried, settings=parse_assignments(settings))
+    print_run(run, as_json=as_json)

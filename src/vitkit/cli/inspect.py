@@ -4,8 +4,8 @@ from pathlib import Path
 
 import click
 
-from vitkit.cli.console import print_json, print_warnings, show_progress
-from vitkit.cli.options import split_list
+from vitkit.cli.console import print_json, print_warnings
+from vitkit.cli.options import device_option, split_list
 from vitkit.core.formatting import safe_text
 
 
@@ -18,6 +18,7 @@ from vitkit.core.formatting import safe_text
 @click.option("--with", "other", help="Compare layers with another model.")
 @click.option("--layer", type=int, default=-1, show_default=True, help="Layer whose heads and features are drawn.")
 @click.option("--labels", type=click.Path(path_type=Path), help="File of class names, if the weights have none.")
+@device_option
 @click.option("--json", "as_json", is_flag=True, help="Print the numbers as JSON.")
 def command(
     model: str,
@@ -28,6 +29,7 @@ def command(
     other: str | None,
     layer: int,
     labels: Path | None,
+    device: str,
     as_json: bool,
 ) -> None:
     """Inspect MODEL, a run or weights of any origin, on IMAGES, which are files or directories.
@@ -40,20 +42,18 @@ def command(
     vitkit inspect weights.npz photos/ --out report --only rollout,distance
     """
     from vitkit.api.inspection import inspect
-    from vitkit.weights.adapt import read_labels
 
-    with show_progress() as progress:
-        result = inspect(
-            model,
-            images,
-            out=out,
-            only=split_list(only),
-            target=target,
-            other=other,
-            layer=layer,
-            labels=None if labels is None else read_labels(labels),
-            progress=progress,
-        )
+    result = inspect(
+        model,
+        images,
+        out=out,
+        only=split_list(only),
+        target=target,
+        other=other,
+        layer=layer,
+        labels=labels,
+        device=device,
+    )
     print_warnings(result.warnings)
     if as_json:
         print_json(result.to_dict())

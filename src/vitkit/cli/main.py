@@ -5,6 +5,7 @@ To add a command, write `vitkit/cli/NAME.py` with a `click.Command` called `comm
 
 import importlib
 import io
+import logging
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,8 +15,10 @@ import click
 from click.shell_completion import CompletionItem
 
 from vitkit.cli.errors import report_error
+from vitkit.core.environment import is_main_rank, limit_threads
 from vitkit.core.errors import did_you_mean
 from vitkit.core.formatting import LogFormat, configure_logging
+from vitkit.core.signals import EXIT_INTERRUPTED, Interrupted
 
 
 class CommandEntry(NamedTuple):
@@ -123,7 +126,12 @@ class LazyGroup(click.Group):
 
     def invoke(self, ctx: click.Context) -> int:
         """Run the command. Its return value is ignored: a command sets another exit code with `Context.exit`."""
-        super().invoke(ctx)
+        try:
+            super().invoke(ctx)
+        except Interrupted as interruption:
+            if is_main_rank():
+                logging.getLogger("vitkit").info("%s", interruption)
+            ctx.exit(EXIT_INTERRUPTED)
         return 0
 
 
@@ -188,6 +196,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     session = Session()
     configure_logging()
+    limit_threads()
     if isinstance(sys.stdout, io.TextIOWrapper):
         # A character that the terminal cannot show must not fail the command.
         sys.stdout.reconfigure(errors="backslashreplace")

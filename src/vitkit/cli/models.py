@@ -1,17 +1,13 @@
 """`vitkit models`: list models or pretrained weights."""
 
-import dataclasses
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import click
 
+import vitkit
 from vitkit.cli.console import print_json, print_table, stdout_console
 from vitkit.core.formatting import MISSING, format_count
-
-if TYPE_CHECKING:
-    from vitkit.zoo.cost import ModelSummary
-    from vitkit.zoo.pretrained import PretrainedWeights
 
 
 @click.command("models")
@@ -27,25 +23,23 @@ def command(pattern: str, pretrained: bool, as_json: bool) -> None:
     vitkit models '*patch16*'               by timm or hub name
     vitkit models --pretrained 'google/*'   weights by source, model or format
     """
-    from vitkit.zoo.cost import summarize
-    from vitkit.zoo.pretrained import find_pretrained
-    from vitkit.zoo.registry import find_variants
-
-    if pretrained:
-        weights = find_pretrained(pattern)
-        print_json([row.to_dict() for row in weights]) if as_json else print_weights(weights)
+    records = vitkit.list_models(pattern, pretrained=pretrained).make_records()
+    if as_json:
+        print_json(list(records))
+    elif pretrained:
+        print_weights(records)
     else:
-        models = [summarize(variant) for variant in find_variants(pattern)]
-        print_json([dataclasses.asdict(model) for model in models]) if as_json else print_models(models)
+        print_models(records)
 
 
-def print_models(models: "Sequence[ModelSummary]") -> None:
+def print_models(models: Sequence[Mapping[str, Any]]) -> None:
     """Print models as a table."""
     rows = []
     for model in models:
-        sizes = (model.layers, model.width, model.heads, model.patch, model.tokens)
+        sizes = (model[key] for key in ("layers", "width", "heads", "patch", "tokens"))
         cells = (MISSING if size is None else str(size) for size in sizes)
-        rows.append((model.name, model.kind, *cells, format_count(model.parameters), f"{model.gflops:.1f}"))
+        cost = (format_count(model["parameters"]), f"{model['gflops']:.1f}")
+        rows.append((model["name"], model["kind"], *cells, *cost))
     heads = ("model", "kind", "layers", "width", "heads", "patch", "tokens", "parameters", "GFLOPs")
     print_table(heads, rows, left=(0, 1))
     stdout_console().print(
@@ -55,15 +49,13 @@ def print_models(models: "Sequence[ModelSummary]") -> None:
     )
 
 
-def print_weights(weights: "Sequence[PretrainedWeights]") -> None:
+def print_weights(weights: Sequence[Mapping[str, Any]]) -> None:
     """Print pretrained weights as a table, the source last so that it can be copied."""
-    from vitkit.zoo.registry import get_model_name
-
     rows = []
     for entry in weights:
-        top1 = MISSING if entry.top1 is None else f"{entry.top1:.2%}"
-        sizes = (str(entry.image_size), str(entry.num_classes or MISSING), top1)
-        rows.append((get_model_name(entry.config), *sizes, entry.format or MISSING, entry.origin, entry.source))
+        top1 = MISSING if entry["top1"] is None else f"{entry['top1']:.2%}"
+        sizes = (str(entry["image_size"]), str(entry["num_classes"] or MISSING), top1)
+        rows.append((entry["model"], *sizes, entry["format"] or MISSING, entry["origin"], entry["source"]))
     heads = ("model", "pixels", "classes", "top-1", "format", "preprocessing", "source")
     print_table(heads, rows, left=(0, 4, 5, 6))
     stdout_console().print(

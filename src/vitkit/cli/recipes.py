@@ -21,32 +21,22 @@ def command(name: str, as_json: bool) -> None:
     vitkit recipes 'augreg-b16-*'        those whose names match a pattern
     vitkit recipes digits > my.toml      a copy to change; then vitkit train my.toml --out RUN
     """
+    import vitkit
     from vitkit.core.config import to_mapping
-    from vitkit.core.errors import UnknownNameError
     from vitkit.recipes.registry import find_recipe, match_recipes
 
     if "*" not in name and "?" not in name:
         recipe = find_recipe(name)
         if as_json:
-            print_json(describe(recipe) | {"config": to_mapping(recipe.make())})
+            print_json(recipe.to_dict() | {"config": to_mapping(recipe.make())})
         else:
             click.echo(recipe.toml(), nl=False)
         return
-    recipes = match_recipes(name)
-    if not recipes:
-        raise UnknownNameError(
-            f"no recipe matches {name}", hint="vitkit recipes lists every name; * stands for anything"
-        )
+    recipes = vitkit.list_recipes(name)
     if as_json:
-        print_json([describe(recipe) for recipe in recipes])
-        return
-    print_table(recipes, expand=name != "*")
-
-
-def describe(recipe: "Recipe") -> dict[str, object]:
-    """Return the description of a recipe as plain data."""
-    keys = ("name", "group", "kind", "summary", "command", "time", "expected")
-    return {key: getattr(recipe, key) for key in keys} | {"rates": list(recipe.rates)}
+        print_json(list(recipes.make_records()))
+    else:
+        print_table(match_recipes(name), expand=name != "*")
 
 
 def print_table(recipes: "list[Recipe]", *, expand: bool) -> None:
@@ -64,7 +54,7 @@ def print_table(recipes: "list[Recipe]", *, expand: bool) -> None:
         table.add_column(ratio=1)
         table.add_column(ratio=1, style="dim")
         if group == paper.AUGREG and not expand:
-            models = ", ".join(slug(model) for model in paper.EXAFLOPS)
+            models = ", ".join(slug(model) for model in paper.AUGREG_MODELS)
             table.add_row("  augreg-MODEL-LEVEL", f"on ImageNet, or with -21k on ImageNet-21k. MODEL: {models}")
             table.add_row("", f"LEVEL: {', '.join(paper.LEVELS)}", "vitkit recipes 'augreg-*' lists them")
         else:

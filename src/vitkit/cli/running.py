@@ -1,42 +1,33 @@
-"""Common parts of the commands that train: a session that can be stopped, and printing of results."""
+"""Common parts of the commands that train: options, and printing of results."""
 
-import os
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from vitkit.cli.console import print_json, print_sections, print_table, stderr_console
-from vitkit.core.environment import prepare_for_training
-from vitkit.core.signals import EXIT_INTERRUPTED, StopFlag, StopRequested, catch_stop_signals
+from vitkit.cli.console import print_json, print_sections, print_table
+from vitkit.core.environment import is_main_rank
 
 if TYPE_CHECKING:
-    from vitkit.cli.progress import RichProgress
-    from vitkit.training.run import RunResult, Trial
+    from vitkit.api.run import Run
+    from vitkit.training.run import Trial
 
 
-def is_main_rank() -> bool:
-    """Return whether this process prints, if torchrun started several."""
-    return os.environ.get("RANK", "0") == "0"
-
-
-@contextmanager
-def training_session() -> "Iterator[tuple[RichProgress, StopFlag]]":
-    """Show progress and handle stop signals, even those that arrive while torch is imported; exit 75 if stopped."""
-    with catch_stop_signals() as stop:
-        prepare_for_training()
-        from vitkit.cli.progress import RichProgress
-
-        try:
-            with RichProgress() as progress:
-                yield progress, stop
-        except StopRequested:
-            if is_main_rank():
-                stderr_console().print(
-                    f"stopped by {stop.signal or 'another rank'}; run the same command again to resume"
-                )
-            click.get_current_context().exit(EXIT_INTERRUPTED)
+out_option = click.option(
+    "--out",
+    type=click.Path(path_type=Path),
+    help="Run directory. An interrupted run there is resumed.  [default: runs/NAME-OF-DATA]",
+)
+from_option = click.option(
+    "--from",
+    "init",
+    metavar="WEIGHTS",
+    default="auto",
+    show_default=True,
+    help="Initial weights: auto, embedded, scratch, a run, a weight file or a hub name.",
+)
 
 
 def parse_rates(text: str) -> tuple[float, ...]:
@@ -56,22 +47,26 @@ def parse_rates(text: str) -> tuple[float, ...]:
     return rates
 
 
-def print_result(result: "RunResult", *, as_json: bool) -> None:
-    """Print the result of a run, with the trials of a sweep."""
-    summary = result.summary or {}
-    if as_json:
-        trials = {"sweep": [trial._asdict() for trial in result.trials]} if result.trials else {}
-        print_json(summary | trials)
+def print_run(run: "Run", *, as_json: bool) -> None:
+    """Print the result of a run, with the trials of a sweep; of several ranks, the main one prints."""
+    if not is_main_rank():
         return
-    if result.trials:
-        print_trials(result.trials)
-    path = result.run_dir.path
-    title = "Already finished, nothing was changed" if result.already_finished else "Finished"
-    files = [("report", str(result.run_dir.report)), ("weights", str(path / "model.safetensors"))]
-    next_step = ("evaluate on other images", f"vitkit eval {path} OTHER-FOLDER")
+    summary = run.to_dict()
+    if as_json:
+        print_json(summary)
+        return
+    if run.trials:
+        print_trials(run.trials)
+    print_selection(summary.get("selection"))
+    title = "Already finished, nothing was changed" if run.already_finished else "Finished"
+    files = [("report", str(run.report_path)), ("weights", str(run.path / "model.safetensors"))]
+    path = shlex.quote(str(run.path))
+    next_steps = [("evaluate on other images", f"vitkit eval {path} OTHER-FOLDER")]
     if summary.get("classes") == 0:
-        next_step = ("fine-tune", f"vitkit finetune {path} LABELED-FOLDER --out NEW")
-    print_sections({title: summary_rows(summary) + files, "Next": [next_step]})
+        next_steps = [("fine-tune", f"vitkit finetune {path} LABELED-FOLDER --out NEW")]
+    if suggestion := summary.get("suggestion"):
+        next_steps.insert(0, ("use pretrained weights", str(suggestion)))
+    print_sections({title: summary_rows(summary) + files, "Next": next_steps})
 
 
 def summary_rows(summary: Mapping[str, object]) -> list[tuple[str, str]]:
@@ -91,9 +86,23 @@ def summary_rows(summary: Mapping[str, object]) -> list[tuple[str, str]]:
     elif isinstance(validation, Mapping):
         rows.append(("validation", f"loss {validation['val_loss']:.4f}"))
     if isinstance(compute, Mapping) and compute.get("images_per_second"):
-        speed = f"{compute['images_per_second']:,.0f} images/s, {compute['utilization']:.0%} of peak"
+        utilization = compute.get("utilization")
+        of_peak = "" if utilization is None else f", {utilization:.0%} of peak"
+        speed = f"{compute['images_per_second']:,.0f} images/s{of_peak}"
         rows += [("speed", speed), ("time", f"{format_clock(compute['seconds'])} of training steps")]
     return rows
+
+
+def print_selection(selection: object) -> None:
+    """Print what was tried within a time budget, and what would help most."""
+    if not isinstance(selection, Mapping):
+        return
+    tried = selection["tried"]
+    rows = [(each["name"], f"{each['top1']:.1%}", f"{each['loss']:.3f}", f"{each['seconds']:.0f} s") for each in tried]
+    best = [index for index, each in enumerate(tried) if each["name"] == selection["kept"]]
+    print_table(("tried", "held-out top-1", "held-out loss", "time"), rows, left=(0,), bold=tuple(best))
+    choice = [("kept", str(selection["kept"]))]
+    print_sections({"Choice": choice + [("would help", line) for line in selection["advice"]]})
 
 
 def print_trials(trials: "Sequence[Trial]") -> None:

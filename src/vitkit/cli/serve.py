@@ -1,20 +1,9 @@
 """`vitkit serve`."""
 
-import importlib
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
-
-from vitkit.core.environment import set_malloc_thresholds
-from vitkit.core.formatting import get_log_format
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from socket import socket
-
-    from vitkit.server.config import ModelConfig, ServeConfig
 
 
 @click.command("serve")
@@ -75,86 +64,42 @@ def command(
     engine.merge=0          tokens merged per layer
     hosts=NAME,NAME         additional host names that clients may use
     """
-    require_server()
-    from vitkit.server.config import ServerOptions
-    from vitkit.server.server import serve
+    import vitkit
+    from vitkit.core.errors import ConfigError, summarize
+    from vitkit.server.config import TokenError, parse_arguments, parse_precisions
     from vitkit.server.stderr import open_standard_files
 
     open_standard_files()
-    config, models = parse_models(runs_and_settings, precision)
+    models, settings = parse_arguments(runs_and_settings)
     if not models and runs is None:
         raise click.UsageError("nothing to serve: pass a RUN, or --runs DIR")
-    token = read_token(token_file)
-    inherited = fd if fd is not None else systemd_socket()
-    sock, host = open_socket(inherited, host=host, port=port, has_token=token is not None)
-    set_malloc_thresholds(trim=2**23, mmap=2**22)  # return the memory of large requests to the system
-    options = ServerOptions(
-        models=models,
-        config=config,
-        host=host,
-        token=token,
-        runs=runs,
-        calibration=calibration,
-        access_log=access_log,
-        log_format=get_log_format(),
-        shares_socket=inherited is not None,
-    )
-    serve(options, sock, on_listening=click.echo)
-
-
-def require_server() -> None:
-    """Raise MissingDependencyError if the packages of the extra `serve` are not installed."""
-    try:
-        importlib.import_module("vitkit.server.server")
-    except ImportError as error:
-        from vitkit.core.errors import MissingDependencyError
-
-        if error.name is not None and error.name.startswith("vitkit"):
-            raise
-        raise MissingDependencyError(f"serving needs {error.name}", hint="pip install 'vitkit[serve]'") from error
-
-
-def parse_models(arguments: "Sequence[str]", precision: str) -> "tuple[ServeConfig, tuple[ModelConfig, ...]]":
-    """Parse the runs and settings."""
-    from vitkit.core.errors import ConfigError, summarize
-    from vitkit.server.config import parse_arguments, parse_precisions
-
     try:
         precisions = parse_precisions(precision)
     except ConfigError as error:
         raise click.BadParameter(summarize(error), param_hint="--precision") from error
-    return parse_arguments(arguments, precisions=precisions)
+    try:
+        vitkit.serve(
+            models,
+            host=host,
+            port=port,
+            precision=precisions,
+            runs=runs,
+            token=None if token_file is None else read_token(token_file),
+            calibration=calibration,
+            settings=settings,
+            access_log=access_log,
+            fd=fd if fd is not None else systemd_socket(),
+        )
+    except TokenError as error:
+        raise click.UsageError(summarize(error)) from error
 
 
-def open_socket(inherited: int | None, *, host: str, port: int, has_token: bool) -> "tuple[socket, str]":
-    """Return a listening socket and its host; require a token if other machines can reach it."""
-    from vitkit.server.config import is_loopback
-    from vitkit.server.server import bind_socket, inherit_socket
-
-    sock = None if inherited is None else inherit_socket(inherited)
-    if sock is not None and isinstance(sock.getsockname(), tuple):
-        host = sock.getsockname()[0]
-    if not is_loopback(host) and not has_token:
-        if sock is not None:
-            sock.close()
-        raise click.UsageError(f"{host} can be reached from other machines, which needs a token: set VITKIT_TOKEN")
-    return sock or bind_socket(host, port), host
-
-
-def read_token(path: Path | None) -> str | None:
-    """Read the token from a file or from the environment."""
-    if path is None:
-        token, source = os.environ.get("VITKIT_TOKEN", "").strip(), "VITKIT_TOKEN"
-        if not token:
-            return None
-    else:
-        try:
-            token, source = path.read_text(encoding="utf-8").strip(), str(path)
-        except (OSError, ValueError) as error:
-            raise click.UsageError(f"{path}: cannot read the token: {error}") from error
-    if not token or not token.isascii() or not token.isprintable():
-        raise click.UsageError(f"{source} has no valid token: expected letters and digits on one line")
-    return token
+def read_token(path: Path) -> str:
+    """Read the token from a file."""
+    try:
+        return path.read_text(encoding="utf-8").strip()
+    except (OSError, ValueError) as error:
+        raise click.UsageError(f"{path}: cannot read the token: {error}") from error
 
 
 def systemd_socket() -> int | None:

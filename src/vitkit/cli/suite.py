@@ -7,7 +7,9 @@ import click
 
 from vitkit.cli.console import print_json, print_table, stderr_console
 from vitkit.cli.options import split_list
-from vitkit.cli.running import is_main_rank, parse_rates, training_session
+from vitkit.cli.running import parse_rates
+from vitkit.core.config import parse_assignments
+from vitkit.core.environment import is_main_rank
 from vitkit.core.formatting import MISSING, safe_text
 
 if TYPE_CHECKING:
@@ -52,22 +54,18 @@ def command(
     selected = split_list(only)
     if selected == []:
         raise click.UsageError("--only names no dataset")
-    sweep_rates = None if rates is None else parse_rates(rates)
-    with training_session() as (progress, stop):
-        from vitkit.recipes.suites import suite
+    import vitkit
 
-        leaderboard = suite(
-            name,
-            out=out,
-            models=models,
-            data=data,
-            only=selected,
-            rates=sweep_rates,
-            skip_missing=skip_missing,
-            settings=settings,
-            callback=progress,
-            stop=stop,
-        )
+    leaderboard = vitkit.suite(
+        name,
+        out=out,
+        models=models,
+        data=data,
+        only=selected,
+        rates=None if rates is None else parse_rates(rates),
+        skip_missing=skip_missing,
+        settings=parse_assignments(settings),
+    )
     if is_main_rank():
         print_leaderboard(leaderboard, out, as_json=as_json)
 

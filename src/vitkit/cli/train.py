@@ -4,24 +4,33 @@ from pathlib import Path
 
 import click
 
-from vitkit.cli.running import is_main_rank, print_result, training_session
+from vitkit.cli.running import from_option, out_option, print_run
+from vitkit.core.config import parse_assignments
 
 
 @click.command("train")
-@click.argument("data", metavar="DATA|RECIPE|FILE.toml")
+@click.argument("data", metavar="[DATA|RECIPE|FILE.toml]", required=False)
 @click.argument("settings", nargs=-1, metavar="[SETTING=VALUE]...")
-@click.option(
-    "--out", required=True, type=click.Path(path_type=Path), help="Run directory; an interrupted run is resumed."
-)
-@click.option("--from", "init", metavar="WEIGHTS", help="Initial weights: a run, a weight file or a hub name.")
+@out_option
+@from_option
+@click.option("--minutes", type=float, metavar="N", help="Time budget.  [default: 10, unless epochs or steps are set]")
+@click.option("--recipe", metavar="NAME", help="Recipe or TOML file to run on DATA.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
-def command(data: str, settings: tuple[str, ...], out: Path, init: str | None, as_json: bool) -> None:
-    """Train a classifier on a folder of images, or run a recipe or a TOML file.
+def command(
+    data: str | None,
+    settings: tuple[str, ...],
+    out: Path | None,
+    init: str,
+    minutes: float | None,
+    recipe: str | None,
+    as_json: bool,
+) -> None:
+    """Train the best classifier that the time allows on a folder of images, or run a recipe or a TOML file.
 
     Run the same command again to resume after an interruption. Start it with torchrun to use several devices.
 
     \b
-    vitkit train photos/ --out runs/photos
+    vitkit train photos/ --minutes 3
     vitkit train digits --out runs/digits epochs=20
     vitkit train my.toml --out runs/mine data=photos/ optimizer.weight_decay=0.1
     torchrun --nproc-per-node 8 -m vitkit train imagenet-b16 --out runs/b16 data=imagenet/
@@ -29,9 +38,11 @@ def command(data: str, settings: tuple[str, ...], out: Path, init: str | None, a
     \b
     Common settings: model=B/16  epochs=20  lr=3e-4  image_size=224  (all: vitkit recipes folder)
     """
-    with training_session() as (progress, stop):
-        from vitkit.recipes.train import train
+    import vitkit
 
-        result = train(data, out=out, init=init, settings=settings, callback=progress, stop=stop)
-    if is_main_rank():
-        print_result(result, as_json=as_json)
+    if data is not None and "=" in data and recipe is not None:  # --recipe alone, with settings
+        settings, data = (data, *settings), None
+    if data is None and recipe is None:
+        raise click.UsageError("missing argument 'DATA|RECIPE|FILE.toml'")
+    run = vitkit.train(data, out=out, init=init, minutes=minutes, recipe=recipe, settings=parse_assignments(settings))
+    print_run(run, as_json=as_json)

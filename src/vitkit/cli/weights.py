@@ -5,8 +5,10 @@ from typing import Literal
 
 import click
 
+import vitkit
 from vitkit.cli.console import print_json, print_sections, stderr_console, stdout_console
 from vitkit.cli.options import Size, SizeParameter, json_option
+from vitkit.core.config import parse_assignments
 from vitkit.core.formatting import safe_text
 
 DISAGREES = 1
@@ -45,9 +47,8 @@ def info(file: Path, format_name: str | None, as_json: bool) -> None:
     vitkit weights info runs/photos --json
     """
     from vitkit.cli.weights_text import info_sections
-    from vitkit.weights.describe import describe_weights
 
-    result = describe_weights(file, format=format_name)
+    result = vitkit.describe_weights(file, format=format_name)
     print_result(result.to_dict(), info_sections(result), as_json=as_json)
     if not as_json and (result.missing or result.extra):
         warning = "warning: not a complete model, or one that vitkit does not support; it cannot be loaded"
@@ -61,6 +62,7 @@ def info(file: Path, format_name: str | None, as_json: bool) -> None:
 @click.option("--to", "to_name", required=True, metavar="FORMAT", help=f"One of {NAMES}.")
 @format_option
 @force_option
+@click.option("--allow-loss", is_flag=True, help="Leave out the head if the format cannot hold it.")
 @json_option
 def convert(
     file: Path,
@@ -69,6 +71,7 @@ def convert(
     to_name: str,
     format_name: str | None,
     force: bool,
+    allow_loss: bool,
     as_json: bool,
 ) -> None:
     """Write the model in FILE to OUT in another format, with exactly the same values.
@@ -82,9 +85,11 @@ def convert(
     vitkit weights convert b16 b16.pth --to torchvision block.activation=gelu_erf
     """
     from vitkit.cli.weights_text import conversion_sections
-    from vitkit.weights.convert import convert
 
-    result = convert(file, out, to=to_name, settings=settings, format=format_name, overwrite=force)
+    changes = parse_assignments(settings)
+    result = vitkit.convert(
+        file, out, to=to_name, settings=changes, format=format_name, overwrite=force, allow_loss=allow_loss
+    )
     print_result(result.to_dict(), conversion_sections(result), as_json=as_json)
 
 
@@ -102,9 +107,8 @@ def diff(a: Path, b: Path, format_a: str | None, format_b: str | None, as_json: 
     vitkit weights diff runs/photos runs/tuned --json
     """
     from vitkit.cli.weights_text import diff_sections
-    from vitkit.weights.describe import diff_weights
 
-    result = diff_weights(a, b, format_a=format_a, format_b=format_b)
+    result = vitkit.diff_weights(a, b, format_a=format_a, format_b=format_b)
     print_result(result.to_dict(), diff_sections(result), as_json=as_json)
 
 
@@ -145,11 +149,10 @@ def adapt(  # noqa: PLR0913, PLR0917  each is an option that users type
     vitkit weights adapt runs/photos more --labels new-photos/
     """
     from vitkit.cli.weights_text import adapt_lines
-    from vitkit.weights.adapt import adapt
 
     if num_classes is not None and labels is not None:
         raise click.UsageError("--labels sets the number of classes; leave --num-classes out")
-    result = adapt(
+    result = vitkit.adapt(
         file,
         out,
         image_size=image_size,
@@ -182,9 +185,8 @@ def verify(file: Path, format_name: str | None, as_json: bool) -> None:
     vitkit weights verify vit_base_patch16_224.safetensors --json
     """
     from vitkit.cli.weights_text import verification_sections
-    from vitkit.weights.verify import verify
 
-    result = verify(file, format=format_name)
+    result = vitkit.verify(file, format=format_name)
     print_result(result.to_dict(), verification_sections(result), as_json=as_json)
     if not result.agrees:
         click.get_current_context().exit(DISAGREES)

@@ -3,11 +3,11 @@
 import math
 from collections.abc import Sequence
 
-from vitkit.core.formatting import format_count, format_plural
+from vitkit.core.formatting import format_count, format_plural, format_value
 from vitkit.core.sizes import format_size
 from vitkit.model.config import ViTConfig
 from vitkit.weights.adapt import AdaptResult
-from vitkit.weights.bundle import are_class_numbers, format_value
+from vitkit.weights.bundle import are_class_numbers
 from vitkit.weights.convert import ConversionResult
 from vitkit.weights.describe import TensorDifference, WeightsDiff, WeightsInfo, describe_preprocessing
 from vitkit.weights.load import format_title

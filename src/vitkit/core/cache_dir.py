@@ -1,4 +1,4 @@
-"""Cache directory for compiled kernels and image features, all of which can be computed again.
+"""Cache directory for compiled kernels, image features and verified images, all of which can be computed again.
 
 `VITKIT_CACHE` moves the directory and `VITKIT_CACHE_LIMIT` changes its size limit (default 5 GB, least recently used
 entries are removed first). Compiled kernels are code that will be run, so they are only kept in, and loaded from,
@@ -7,19 +7,20 @@ directories that no other user can write to.
 
 import os
 import re
-import shutil
 import stat
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import Literal, NamedTuple
 
 from vitkit.core.errors import ConfigError, summarize
+from vitkit.core.files import remove_path
+from vitkit.core.result import Result
 
-CacheName = Literal["kernels", "inductor", "features"]
-CACHE_NAMES: tuple[CacheName, ...] = ("kernels", "inductor", "features")
+CacheName = Literal["kernels", "inductor", "features", "images"]
+CACHE_NAMES: tuple[CacheName, ...] = ("kernels", "inductor", "features", "images")
 DEFAULT_LIMIT = 5 * 10**9
 UNITS = {"": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 HINT = "set VITKIT_CACHE to a directory that can be written to"
@@ -31,8 +32,8 @@ class _Entry(NamedTuple):
     last_used: float
 
 
-@dataclass(frozen=True, kw_only=True)
-class CacheInfo:
+@dataclass(frozen=True, kw_only=True, repr=False)
+class CacheInfo(Result):
     """Location and size of the cache."""
 
     path: Path
@@ -43,7 +44,8 @@ class CacheInfo:
 
     def to_dict(self) -> dict[str, object]:
         """Return the fields as JSON values."""
-        return asdict(self) | {"path": str(self.path)}
+        sizes = {"size_bytes": self.size_bytes, "limit_bytes": self.limit_bytes, "sizes": dict(self.sizes)}
+        return {"path": str(self.path), **sizes}
 
 
 def cache_root() -> Path:
@@ -94,7 +96,7 @@ def trim_cache(*, keep: Path | None = None) -> list[Path]:
         if excess <= 0:
             break
         if entry.path != keep:
-            _remove(entry.path)
+            remove_path(entry.path)
             excess -= entry.size
             removed.append(entry.path)
     return removed
@@ -110,7 +112,7 @@ def clear_cache() -> CacheInfo:
     """Remove all entries and return what the cache held. Other files in the directory are left alone."""
     info = cache_info()
     for name in CACHE_NAMES:
-        _remove(cache_dir(name))
+        remove_path(cache_dir(name))
     return info
 
 
@@ -151,7 +153,7 @@ def cache_unwritable_reason() -> str | None:
 
 
 def _entries(name: CacheName) -> Iterator[_Entry]:
-    """Yield what can be removed separately: files of kernels and features, and inductor's tree as a whole."""
+    """Yield what can be removed separately: files of kernels, features and images, and inductor's tree as a whole."""
     directory = cache_dir(name)
     if not directory.is_dir():
         return
@@ -164,10 +166,3 @@ def _entries(name: CacheName) -> Iterator[_Entry]:
         if statuses:
             last_used = max(max(each.st_atime, each.st_mtime) for each in statuses)
             yield _Entry(path, sum(each.st_size for each in statuses), last_used)
-
-
-def _remove(path: Path) -> None:
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path, ignore_errors=True)
-    else:
-        path.unlink(missing_ok=True)

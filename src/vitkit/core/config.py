@@ -21,6 +21,7 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_
 
 from vitkit.core.errors import ConfigError, UnknownNameError, did_you_mean
 from vitkit.core.files import read_bytes
+from vitkit.core.formatting import format_value
 
 Config = TypeVar("Config")
 
@@ -33,7 +34,12 @@ _TYPE_NAMES: dict[object, str] = {
 }
 
 _MAX_BYTES = 1 << 16
-"""Largest accepted file. The time of tomllib grows with the square of the dots in a key."""
+"""Largest accepted file."""
+_MAX_KEY_PARTS = 64
+"""Longest dotted key. The time and memory of tomllib grow with the square of its parts."""
+_TOML_STRING_OR_COMMENT = re.compile(
+    r'"""(?:\\.|[^\\])*?"""|\'{3}.*?\'{3}|"(?:\\[^\n]|[^"\\\n])*"|\'[^\'\n]*\'|#[^\n]*', re.DOTALL
+)
 
 _LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 """Character that stands for a byte that is not UTF-8; TOML and JSON cannot hold it."""
@@ -99,16 +105,72 @@ def apply_overrides(config: Config, assignments: Sequence[str]) -> Config:
     >>> apply_overrides(Model(), ["name=123", "image_size=224x320", "dropout=none"])
     Model(name='123', image_size=(224, 320), dropout=None)
     """
-    texts: dict[str, str] = {}
+    return apply_settings(config, parse_assignments(assignments))
+
+
+def parse_assignments(assignments: Sequence[str]) -> dict[str, object]:
+    """Return `section.key=value` assignments as settings whose values `apply_settings` interprets by their field."""
+    texts: dict[str, object] = {}
     for assignment in assignments:
         key, equals, text = assignment.partition("=")
         if not equals or not all(key.split(".")):
             raise ConfigError(f"cannot read the assignment {assignment!r}", expected="section.key=value")
-        for earlier, value in texts.items():
+        if key in texts:
+            raise ConfigError(f"{key} is assigned twice", got=f"{key}={texts[key]} and {assignment}")
+        texts[key] = _Text(text)
+    return texts
+
+
+def apply_settings(config: Config, settings: Mapping[str, object]) -> Config:
+    """Apply settings by dotted or nested keys to a configuration, all at once, so their order does not matter.
+
+    >>> @dataclasses.dataclass(frozen=True, kw_only=True)
+    ... class Optimizer:
+    ...     name: str = "adam"
+    ...     weight_decay: float = 0.0
+    >>> @dataclasses.dataclass(frozen=True, kw_only=True)
+    ... class Run:
+    ...     seed: int = 0
+    ...     optimizer: Optimizer = Optimizer()
+    >>> apply_settings(Run(), {"optimizer.weight_decay": 0.1, "seed": 3})
+    Run(seed=3, optimizer=Optimizer(name='adam', weight_decay=0.1))
+    """
+    flat = flatten_settings(settings)
+    for key, value in flat.items():
+        for earlier, other in flat.items():
+            if earlier == key:
+                break
             if f"{key}.".startswith(f"{earlier}.") or f"{earlier}.".startswith(f"{key}."):
-                raise ConfigError(f"{key} is assigned twice", got=f"{earlier}={value} and {assignment}")
-        texts[key] = text
-    return from_mapping(type(config), _nested(texts), base=config)
+                raise ConfigError(f"{key} is assigned twice", got=f"{earlier}={other} and {key}={value}")
+    return from_mapping(type(config), _nested(flat), base=config)
+
+
+def flatten_settings(settings: Mapping[str, object]) -> dict[str, object]:
+    """Return settings by dotted keys.
+
+    >>> flatten_settings({"schedule": {"lr": 0.1}, "model.name": "B/16"})
+    {'schedule.lr': 0.1, 'model.name': 'B/16'}
+    """
+    flat: dict[str, object] = {}
+    for key, value in settings.items():
+        if not all(key.split(".")):
+            raise ConfigError(f"{key!r} is not a key", expected="section.key")
+        values = flatten_settings(value) if isinstance(value, Mapping) else {"": value}
+        for name, inner in values.items():
+            dotted = f"{key}.{name}" if name else key
+            if dotted in flat:
+                raise ConfigError(f"{dotted} is assigned twice", got=f"{flat[dotted]} and {inner}")
+            flat[dotted] = inner
+    return flat
+
+
+def format_settings(settings: Mapping[str, object]) -> list[str]:
+    """Format settings as they are typed on the command line.
+
+    >>> format_settings({"block": {"axial": True}, "pooling": "mean"})
+    ['block.axial=true', 'pooling=mean']
+    """
+    return [f"{key}={format_value(value)}" for key, value in flatten_settings(settings).items()]
 
 
 # Fields and their annotations
@@ -186,12 +248,15 @@ class _Text:
 
     text: str
 
+    def __str__(self) -> str:
+        return self.text
+
     def interpretations(self) -> list[object]:
         """Return the possible values, the preferred one first."""
         values: list[object] = []
         try:
-            parsed = tomllib.loads(f"value = {self.text}")
-        except ValueError:
+            parsed = parse_toml(f"value = {self.text}")
+        except (ValueError, RecursionError):
             parsed = {}
         if list(parsed) == ["value"]:
             values.append(parsed["value"])
@@ -201,15 +266,15 @@ class _Text:
         return values
 
 
-def _nested(texts: Mapping[str, str]) -> dict[str, object]:
-    """Turn `{"a.b": "1", "c": "2"}` into `{"a": {"b": …}, "c": …}`."""
+def _nested(settings: Mapping[str, object]) -> dict[str, object]:
+    """Turn `{"a.b": 1, "c": 2}` into `{"a": {"b": 1}, "c": 2}`."""
     nested: dict[str, Any] = {}
-    for key, text in texts.items():
+    for key, value in settings.items():
         *sections, name = key.split(".")
         section = nested
         for each in sections:
             section = section.setdefault(each, {})
-        section[name] = _Text(text)
+        section[name] = value
     return nested
 
 
@@ -287,7 +352,7 @@ def _load(
 def read_toml(path: Path) -> dict[str, object]:
     """Parse a TOML file of at most 64 KiB."""
     try:
-        return tomllib.loads(read_bytes(path, max_bytes=_MAX_BYTES).decode())
+        return parse_toml(read_bytes(path, max_bytes=_MAX_BYTES).decode())
     except FileNotFoundError as error:
         neighbors = [neighbor.name for neighbor in path.parent.glob("*.toml")]
         raise ConfigError(f"{path}: no such file", hint=did_you_mean(path.name, neighbors)) from error
@@ -297,6 +362,18 @@ def read_toml(path: Path) -> dict[str, object]:
         raise ConfigError(f"{path}: not a TOML file: it is nested too deep") from error
     except ValueError as error:  # tomllib names the line, the UTF-8 decoder the byte
         raise ConfigError(f"{path}: not a TOML file: {error}") from error
+
+
+def parse_toml(text: str) -> dict[str, object]:
+    """Parse TOML; raise ValueError if it is invalid or has a key of more than 64 parts.
+
+    >>> parse_toml("[schedule]\\nsteps = 40")
+    {'schedule': {'steps': 40}}
+    """
+    keys = re.split(r"[\n=,\[\]{}]", _TOML_STRING_OR_COMMENT.sub('""', text))
+    if (parts := 1 + max(key.count(".") for key in keys)) > _MAX_KEY_PARTS:
+        raise ValueError(f"a key has too many parts (expected at most {_MAX_KEY_PARTS}, got {parts:,})")
+    return tomllib.loads(text)
 
 
 # Writing

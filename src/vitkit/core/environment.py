@@ -1,12 +1,14 @@
 """Processor and memory of this machine, and the thread and allocator settings of this process."""
 
 import ctypes
+import multiprocessing
 import os
 import platform
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal, cast
 
 import psutil
 
@@ -49,7 +51,7 @@ def read_cpu(capabilities: Mapping[str, object] | None = None) -> CpuInfo:
         name=name or str((capabilities or {}).get("cpu_name") or platform.processor() or platform.machine()),
         architecture=platform.machine(),
         cores=psutil.cpu_count() or 1,
-        usable_cores=_usable_cores(),
+        usable_cores=usable_cores(),
         instruction_sets=[name for name in (*X86_SETS, *ARM_SETS) if name in sets],
         bf16_native=bool(sets & BF16_SETS) if flags else None,
     )
@@ -73,19 +75,77 @@ def parse_cpuinfo(text: str) -> tuple[str, set[str]]:
     return fields.get("model name") or fields.get("Model") or "", set(flags.lower().split())
 
 
-def _usable_cores() -> int:
-    """Return the number of cores that the affinity of this process and the quota of its container allow."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else psutil.cpu_count() or 1
-    quota, _, period = _read("/sys/fs/cgroup/cpu.max").partition(" ")
-    return min(cores, max(1, int(quota) // int(period))) if quota.isdigit() else cores
+def usable_cores(root: Path = Path("/")) -> int:
+    """Return the number of cores that this process may use: those of its affinity, at most the quotas of its cgroups.
+
+    A quota of less than a core is one core. Every place that starts threads or processes asks this function, because
+    more of them than cores wait for each other. `root` is the root of the file system.
+    """
+    return max(1, int(min([_affinity_cores(), *_read_quotas(root)])))
 
 
-def _read(path: str) -> str:
+def _affinity_cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _read_quotas(root: Path) -> Iterator[float]:
+    """Yield the quotas of this process in cores, those of its cgroup (version 1 or 2) and of all above it.
+
+    A container may see its own cgroup as the root while /proc names the path outside, so paths need not exist.
+    """
+    for line in _read(root / "proc/self/cgroup").splitlines():
+        _, controllers, path = [*line.split(":", 2), "", ""][:3]
+        groups = [Path(path.lstrip("/")), *Path(path.lstrip("/")).parents]
+        if not controllers:  # version 2
+            for group in groups:
+                quota, _, period = _read(root / "sys/fs/cgroup" / group / "cpu.max").partition(" ")
+                if quota.isdigit() and period.isdigit():
+                    yield int(quota) / int(period)
+        elif "cpu" in controllers.split(","):
+            for group in groups:
+                directory = root / "sys/fs/cgroup/cpu" / group
+                quota, period = (_read(directory / f"cpu.cfs_{name}_us") for name in ("quota", "period"))
+                if quota.isdigit() and period.isdigit():  # -1 is no quota
+                    yield int(quota) / int(period)
+
+
+def start_method() -> Literal["fork", "spawn", "forkserver"]:
+    """Return how to start worker processes: as the program has chosen, else by fork on Linux and spawn elsewhere.
+
+    A fork is fast and shares memory, but on macOS it breaks Metal and libraries with threads.
+    """
+    chosen = multiprocessing.get_start_method(allow_none=True)
+    return cast("Literal['fork', 'spawn', 'forkserver']", chosen or ("fork" if sys.platform == "linux" else "spawn"))
+
+
+def limit_threads() -> None:
+    """Limit the threads of torch to the usable cores: its own default is all cores, whatever the quota.
+
+    Before torch is imported this sets OMP_NUM_THREADS, if there is a quota and the variable is not set; child processes
+    inherit it.
+    """
+    cores, torch = usable_cores(), sys.modules.get("torch")
+    if torch is None:
+        if cores < _affinity_cores():
+            os.environ.setdefault("OMP_NUM_THREADS", str(cores))
+    elif torch.get_num_threads() > cores:
+        torch.set_num_threads(cores)
+
+
+def _read(path: Path | str) -> str:
     """Return the text of a kernel file, or nothing if it does not exist."""
     try:
         return Path(path).read_text(encoding="utf-8", errors="replace").strip()
     except OSError:
         return ""
+
+
+def is_main_rank() -> bool:
+    """Return whether this process writes and prints, if torchrun started several."""
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is not None and distributed.is_available() and distributed.is_initialized():
+        return bool(distributed.get_rank() == 0)
+    return os.environ.get("RANK", "0") == "0"
 
 
 def prepare_for_training() -> None:

@@ -45,6 +45,23 @@ def escape_surrogates(text: str) -> str:
     return text.encode("utf-8", "backslashreplace").decode()
 
 
+def text_of_name(name: str) -> str:
+    r"""Return a file name as text. If the locale is not UTF-8, listings have escaped bytes instead of characters.
+
+    >>> text_of_name("Z\udcc3\udcbcrich")
+    'Zürich'
+    """
+    try:
+        return name.encode("utf-8", "surrogateescape").decode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:  # another lone surrogate, which no file name has
+        return name
+
+
+def name_of_text(text: str) -> str:
+    """Return the file name that functions of the operating system take: the reverse of `text_of_name`."""
+    return os.fsdecode(text.encode("utf-8", "surrogateescape"))
+
+
 def read_bytes(path: Path | str, *, max_bytes: int) -> bytes:
     """Read a regular file of at most `max_bytes`; raise OSError for any other file.
 
@@ -60,7 +77,12 @@ def read_bytes(path: Path | str, *, max_bytes: int) -> bytes:
         if status.st_size > max_bytes:
             message = f"too many bytes (expected at most {max_bytes:,}, got {status.st_size:,})"
             raise OSError(errno.EFBIG, message, str(path))
-        return file.read(max_bytes)
+        return file.read(min(max_bytes, max(status.st_size, 1 << 16)))  # files of the kernel have no size
+
+
+def read_text(path: Path | str, *, max_bytes: int = 64 << 20) -> str:
+    """Read a UTF-8 file, with or without a byte order mark; raise OSError for one of more than `max_bytes`."""
+    return read_bytes(path, max_bytes=max_bytes).decode("utf-8-sig")
 
 
 def describe_file_type(mode: int) -> str:
@@ -123,18 +145,45 @@ def commit_directory(path: Path | str, fill: Callable[[Path], None]) -> None:
     sync_directory(path.parent)
 
 
+def replace_directory(path: Path | str, fill: Callable[[Path], None]) -> None:
+    """Let `fill` write a directory that replaces an existing one when it is complete, with all that was in it.
+
+    After an error `path` is unchanged.
+    """
+    path = Path(path).resolve()
+    if not path.exists():
+        commit_directory(path, fill)
+        return
+    new, old = (path.with_name(f".{path.name}.{os.getpid()}.{part}.tmp") for part in ("new", "old"))
+    shutil.rmtree(new, ignore_errors=True)
+    commit_directory(new, fill)
+    path.rename(old)
+    try:
+        new.rename(path)
+    except BaseException:
+        old.rename(path)
+        raise
+    sync_directory(path.parent)
+    shutil.rmtree(old, ignore_errors=True)
+
+
 def remove_temporary_files(directory: Path | str) -> None:
     """Remove the temporary files and directories that a killed process left in a directory."""
     for leftover in Path(directory).glob(".*.tmp"):
-        if leftover.is_dir():
-            shutil.rmtree(leftover, ignore_errors=True)
-        else:
-            leftover.unlink(missing_ok=True)
+        remove_path(leftover)
+
+
+def remove_path(path: Path) -> None:
+    """Remove a file or a directory with its content, if it exists; of a link, the link."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def sync_file(path: Path) -> None:
-    """Wait until the content of a file is on the disk."""
-    with path.open("rb") as file:
+    """Wait until the content of a file is on the disk. Windows syncs only what is open for writing."""
+    with path.open("rb+" if os.access(path, os.W_OK) else "rb") as file:
         os.fsync(file.fileno())
 
 

@@ -72,6 +72,17 @@ def format_number(value: int | float | None) -> str:
     return f"{value:.3g}".replace("e-0", "e-").replace("e+0", "e").replace("e+", "e")
 
 
+def format_value(value: object) -> str:
+    """Format a value as settings are written.
+
+    >>> format_value(None), format_value(1e-6), format_value([224, 320])
+    ('none', '1e-06', '224x320')
+    """
+    if isinstance(value, list | tuple):
+        return ("x" if all(isinstance(part, int) for part in value) else " ").join(map(str, value))
+    return "none" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+
+
 def format_duration(seconds: int | float | None) -> str:
     """Format a duration with its two largest units.
 
@@ -118,13 +129,23 @@ class TextFormatter(logging.Formatter):
         return "\n".join(map(safe_text, f"{prefix}{super().format(record)}".splitlines()))
 
 
+class TimestampFormatter(TextFormatter):
+    """Time in UTC and level before the message, for processes that run for days."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Format a record without control characters; further lines are indented."""
+        lines = logging.Formatter.format(self, record).splitlines() or [""]
+        prefix = f"{_utc(record)} {record.levelname:<7}"
+        return "\n".join(f"{prefix if not number else '   '} {safe_text(line)}" for number, line in enumerate(lines))
+
+
 class JsonFormatter(logging.Formatter):
     """One JSON object per record. Keys passed as `extra={"fields": {...}}` are added."""
 
     def format(self, record: logging.LogRecord) -> str:
         """Format a record as one line of ASCII."""
         entry: dict[str, object] = {
-            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "time": _utc(record),
             "level": record.levelname.lower(),
             "logger": record.name,
             "message": record.getMessage(),
@@ -133,6 +154,10 @@ class JsonFormatter(logging.Formatter):
         if record.exc_info:
             entry["traceback"] = self.formatException(record.exc_info)
         return json.dumps(entry, default=str)
+
+
+def _utc(record: logging.LogRecord) -> str:
+    return datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
 
 
 class StandardErrorHandler(logging.Handler):
@@ -148,14 +173,19 @@ class StandardErrorHandler(logging.Handler):
 
 
 def configure_logging(
-    log_format: LogFormat = "text", *, level: int = logging.INFO, handler: logging.Handler | None = None
+    log_format: LogFormat = "text",
+    *,
+    level: int = logging.INFO,
+    handler: logging.Handler | None = None,
+    has_timestamps: bool = False,
 ) -> None:
     """Send vitkit's log records, and errors of the libraries it uses, to stderr or to another handler.
 
-    A second call replaces the handler of the first; handlers of other programs stay.
+    JSON has timestamps in any case. A second call replaces the handler of the first; handlers of other programs stay.
     """
     handler = handler or StandardErrorHandler()
-    handler.setFormatter(JsonFormatter() if log_format == "json" else TextFormatter())
+    text_formatter = TimestampFormatter() if has_timestamps else TextFormatter()
+    handler.setFormatter(JsonFormatter() if log_format == "json" else text_formatter)
     root = logging.getLogger()
     for previous in _own_handlers():
         root.removeHandler(previous)
@@ -167,6 +197,11 @@ def configure_logging(
 def get_log_format() -> LogFormat:
     """Return the format that `configure_logging` was called with."""
     return "json" if any(isinstance(each.formatter, JsonFormatter) for each in _own_handlers()) else "text"
+
+
+def is_logging_configured() -> bool:
+    """Return whether `configure_logging` was called, as the command line does."""
+    return bool(_own_handlers())
 
 
 def _own_handlers() -> list[logging.Handler]:

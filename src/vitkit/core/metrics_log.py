@@ -8,7 +8,7 @@ Readers skip it and the next writer removes it. JSON has no NaN and infinity: th
 import json
 import math
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +59,24 @@ class MetricsLog:
 def read_metrics(path: Path | str) -> list[MetricsRecord]:
     """Read all complete lines of a log; damage before the last line is an error."""
     return [record for _, record in _complete_lines(Path(path))]
+
+
+def validation_score(metrics: Mapping[str, object]) -> float:
+    """Return the number by which evaluations are ranked: top-1 accuracy, or minus the loss if there are no labels.
+
+    >>> validation_score({"val_loss": 0.5, "val_top1": 0.9}), validation_score({"val_loss": 0.5})
+    (0.9, -0.5)
+    """
+    score = float(str(metrics["val_top1"])) if "val_top1" in metrics else -float(str(metrics["val_loss"]))
+    return -math.inf if math.isnan(score) else score
+
+
+def find_best(path: Path | str) -> tuple[float, int] | None:
+    """Return the best validation score in a log and the first step that reached it; None if nothing was evaluated."""
+    records = read_metrics(path) if Path(path).exists() else []
+    evaluated = [record for record in records if "val_loss" in record]
+    best = max(evaluated, key=validation_score, default=None)
+    return None if best is None else (validation_score(best), int(str(best["step"])))
 
 
 def truncate_metrics(path: Path | str, step: int) -> None:

@@ -12,25 +12,18 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from io import BytesIO
 
-VALUE_OPCODES = frozenset(
-    (
-        *("INT", "BININT", "BININT1", "BININT2", "LONG", "LONG1", "FLOAT", "BINFLOAT"),
-        *("UNICODE", "SHORT_BINUNICODE", "BINUNICODE", "BINUNICODE8"),
-        *("SHORT_BINBYTES", "BINBYTES", "BINBYTES8", "BYTEARRAY8"),
-    )
-)
+VALUE_OPCODES = {
+    *("INT", "BININT", "BININT1", "BININT2", "LONG", "LONG1", "FLOAT", "BINFLOAT"),
+    *("UNICODE", "SHORT_BINUNICODE", "BINUNICODE", "BINUNICODE8"),
+    *("SHORT_BINBYTES", "BINBYTES", "BINBYTES8", "BYTEARRAY8"),
+}
 """Opcodes that push their argument. LONG4 is excluded: no data file has integers of more than 255 bytes."""
-STR_OPCODES = frozenset({"STRING", "BINSTRING", "SHORT_BINSTRING"})
-CONTAINER_OPCODES = frozenset(
-    (
-        *("TUPLE", "TUPLE1", "TUPLE2", "TUPLE3", "LIST", "DICT"),
-        *("APPEND", "APPENDS", "SETITEM", "SETITEMS", "ADDITEMS"),
-    )
-)
-READ_ERRORS = (
-    *(ValueError, IndexError, KeyError, TypeError, AttributeError),
-    *(OverflowError, RecursionError, MemoryError),
-)
+STR_OPCODES = {"STRING", "BINSTRING", "SHORT_BINSTRING"}
+CONTAINER_OPCODES = {
+    *("TUPLE", "TUPLE1", "TUPLE2", "TUPLE3", "LIST", "DICT"),
+    *("APPEND", "APPENDS", "SETITEM", "SETITEMS", "ADDITEMS"),
+}
+READ_ERRORS = (ValueError, IndexError, KeyError, TypeError, AttributeError, OverflowError, RecursionError, MemoryError)
 
 
 class Marker(Enum):

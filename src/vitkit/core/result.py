@@ -2,9 +2,16 @@
 
 from dataclasses import dataclass
 from html import escape
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+from vitkit.core.formatting import safe_text
+
+if TYPE_CHECKING:
+    import matplotlib.figure
 
 
-@dataclass(frozen=True, kw_only=True, repr=False)
+@dataclass(frozen=True, kw_only=True, repr=False, eq=False)
 class Result:
     """A result that prints as one line and shows as a table in notebooks.
 
@@ -26,13 +33,20 @@ class Result:
         return f"{type(self).__name__}({values})"
 
     def _repr_html_(self) -> str:
-        rows = "".join(
-            f"<tr><th style='text-align:left'>{escape(name)}</th><td style='text-align:left'>{escape(_format(value))}"
-            "</td></tr>"
-            for name, value in self.highlights().items()
-        )
-        return f"<table><caption>{escape(type(self).__name__)}</caption>{rows}</table>"
+        cell = "<tr><th style='text-align:left'>{}</th><td style='text-align:left'>{}</td></tr>"
+        rows = [*self.highlights().items(), *(("warning", warning) for warning in self.warnings)]
+        table = "".join(cell.format(escape(name), escape(_format(value))) for name, value in rows)
+        return f"<table><caption>{escape(type(self).__name__)}</caption>{table}</table>"
+
+
+def draw(plot: str, result: object) -> "matplotlib.figure.Figure":
+    """Draw a result with a function of `vitkit.report.plots`.
+
+    It is imported by name, because results are made in layers below the reports.
+    """
+    figure: matplotlib.figure.Figure = getattr(import_module("vitkit.report.plots"), plot)(result)
+    return figure
 
 
 def _format(value: object) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+    return f"{value:.4g}" if isinstance(value, float) else safe_text(str(value))

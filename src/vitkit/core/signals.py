@@ -5,10 +5,13 @@ KeyboardInterrupt at once. A forked process that inherits the handler sets its o
 """
 
 import signal
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from types import FrameType
+from typing import Any
 
 EXIT_INTERRUPTED = 75
 """Exit code of a run that was interrupted, saved, and can be resumed: EX_TEMPFAIL."""
@@ -16,6 +19,18 @@ EXIT_INTERRUPTED = 75
 
 class StopRequested(Exception):  # noqa: N818  not an error
     """Raised inside long work when a stop was requested."""
+
+
+class Interrupted(KeyboardInterrupt):
+    """Raised after Ctrl-C or SIGTERM when everything is saved; the same call resumes.
+
+    It is a KeyboardInterrupt, so a script does not go on as if the work were done. `path` is what was saved, and `run`
+    the run if it was a training.
+    """
+
+    def __init__(self, message: str, *, path: Path, run: Any = None) -> None:
+        super().__init__(message)
+        self.path, self.run = path, run
 
 
 @dataclass
@@ -37,7 +52,7 @@ class StopFlag:
 
 @contextmanager
 def catch_stop_signals() -> Iterator[StopFlag]:
-    """Turn SIGTERM and SIGINT into a flag while the context is active.
+    """Turn SIGTERM and SIGINT into a flag while the context is active; in the main thread only, as Python requires.
 
     >>> import os
     >>> with catch_stop_signals() as stop:
@@ -52,7 +67,8 @@ def catch_stop_signals() -> Iterator[StopFlag]:
             raise KeyboardInterrupt
         stop.signal = signal.Signals(number).name
 
-    previous = {number: signal.signal(number, handle) for number in (signal.SIGTERM, signal.SIGINT)}
+    numbers = (signal.SIGTERM, signal.SIGINT) if threading.current_thread() is threading.main_thread() else ()
+    previous = {number: signal.signal(number, handle) for number in numbers}
     try:
         yield stop
     finally:

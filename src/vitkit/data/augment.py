@@ -1,17 +1,20 @@
-"""Augmentation of single images.
+"""Augmentation of images, and mixup and cutmix of batches.
 
-    image ─ crop and resize ─ flip ─ color jitter ─ RandAugment ─→ C × H × W ─ erasing ─→ pixels
+    image ─ crop and resize ─ flip ─ color jitter ─ RandAugment ─→ C × H × W ─ erasing ─→ pixels ─ (batch) ─ mixup
 
-All random numbers come from the generator that is passed in. Mixup and cutmix work on batches: see `mixup`.
+All random numbers come from the generator that is passed in.
 """
 
 import math
 from collections.abc import Callable
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageEnhance, ImageOps
 
+from vitkit.core.errors import DataError, check_fraction
+from vitkit.core.shapes import Float, Int, Tensor
 from vitkit.core.sizes import pair
 from vitkit.data.config import AugmentConfig, check_augment, check_magnitude
 from vitkit.data.dataset import DecodedImage
@@ -97,17 +100,15 @@ def _random_crop(
 ) -> DecodedImage:
     """Crop as configured, and resize to image_size."""
     if augment.crop == "none":
-        if preprocessing.antialias:
-            return preprocessing.resize_and_crop(image)
-        return _from_chw(preprocessing.to_pixels(image))
-    image_height, image_width = get_size(image)
+        is_image = preprocessing.antialias
+        return preprocessing.resize_and_crop(image) if is_image else _from_chw(preprocessing.to_pixels(image))
+    size = get_size(image)
     if augment.crop == "inception":
-        size = (image_height, image_width)
         box = inception_crop(size, area=augment.crop_area, aspect=augment.crop_aspect, rng=rng)
         return _crop_resize(image, box, preprocessing)
     height, width = pair(preprocessing.image_size)
     left, top = (int(rng.random() * (2 * augment.pad + 1)) - augment.pad for _ in range(2))
-    squashed = _crop_resize(image, (0, 0, image_width, image_height), preprocessing)
+    squashed = _crop_resize(image, (0, 0, size[1], size[0]), preprocessing)
     return crop(squashed, box=(left, top, left + width, top + height))
 
 
@@ -121,13 +122,8 @@ def _crop_resize(image: DecodedImage, box: tuple[int, int, int, int], preprocess
 def _from_chw(pixels: NDArray[np.uint8] | NDArray[np.float32]) -> DecodedImage:
     """Return C × H × W pixels as an image, rounded."""
     array = np.ascontiguousarray(np.moveaxis(np.rint(pixels).astype(np.uint8), 0, 2))
-    match array.shape[2]:
-        case 1:
-            return Image.fromarray(array[:, :, 0])
-        case 3:
-            return Image.fromarray(array)
-        case _:
-            return array
+    channels = array.shape[2]
+    return Image.fromarray(array[:, :, 0] if channels == 1 else array) if channels in (1, 3) else array
 
 
 def _jitter_colors(image: Image.Image, jitter: float, rng: np.random.Generator) -> Image.Image:
@@ -153,8 +149,6 @@ def _erase(pixels: NDArray[np.uint8], rng: np.random.Generator) -> None:
             pixels[:, top : top + height, left : left + width] = noise
             return
 
-
-# RandAugment
 
 Operation = Callable[[Image.Image, int, np.random.Generator], Image.Image]
 _GRAY = 128
@@ -199,7 +193,7 @@ def _rotate(image: Image.Image, magnitude: int, rng: np.random.Generator) -> Ima
     return image.rotate(_random_sign(3.0 * magnitude, rng), Image.Resampling.NEAREST, fillcolor=gray)
 
 
-def _transform(*, position: int, argument: Callable[[Image.Image, int], float]) -> Operation:
+def _transform(position: int, argument: Callable[[Image.Image, int], float]) -> Operation:
     """Create an affine operation whose matrix differs from the identity at one position by ± the argument.
 
     Pixels are nearest ones, as in Google's code, and gray outside of the image.
@@ -225,18 +219,13 @@ def _cutout(image: Image.Image, magnitude: int, rng: np.random.Generator) -> Ima
     return cut
 
 
-def _posterize(image: Image.Image, magnitude: int, _: np.random.Generator) -> Image.Image:
-    # TensorFlow shifts by 0 to 7 bits, so that one bit always remains.
-    return ImageOps.posterize(image, min(max(4 * magnitude // 10, 1), 8))
-
-
 def _solarize_add(image: Image.Image, magnitude: int, _: np.random.Generator) -> Image.Image:
     table = [min(level + 11 * magnitude, 255) if level < 128 else level for level in range(256)]
     return image.point(table * len(image.getbands()))
 
 
-def _factor(magnitude: int) -> float:
-    return magnitude / 10 * 1.8 + 0.1
+def _enhance(enhancer: Callable[[Image.Image], ImageEnhance._Enhance]) -> Operation:
+    return lambda image, magnitude, _: enhancer(image).enhance(magnitude / 10 * 1.8 + 0.1)
 
 
 OPERATIONS: dict[str, Operation] = {
@@ -244,21 +233,70 @@ OPERATIONS: dict[str, Operation] = {
     "Equalize": lambda image, _, __: ImageOps.equalize(image),
     "Invert": lambda image, _, __: ImageOps.invert(image),
     "Rotate": _rotate,
-    "Posterize": _posterize,
+    # TensorFlow shifts by 0 to 7 bits, so that one bit always remains.
+    "Posterize": lambda image, magnitude, _: ImageOps.posterize(image, min(max(4 * magnitude // 10, 1), 8)),
     "Solarize": lambda image, magnitude, _: ImageOps.solarize(image, int(25.6 * magnitude)),
-    "Color": lambda image, magnitude, _: ImageEnhance.Color(image).enhance(_factor(magnitude)),
-    "Contrast": lambda image, magnitude, _: ImageEnhance.Contrast(image).enhance(_factor(magnitude)),
-    "Brightness": lambda image, magnitude, _: ImageEnhance.Brightness(image).enhance(_factor(magnitude)),
-    "Sharpness": lambda image, magnitude, _: ImageEnhance.Sharpness(image).enhance(_factor(magnitude)),
-    "ShearX": _transform(position=1, argument=lambda _, magnitude: 0.03 * magnitude),
-    "ShearY": _transform(position=3, argument=lambda _, magnitude: 0.03 * magnitude),
-    "TranslateX": _transform(
-        position=2, argument=lambda image, magnitude: 10.0 * magnitude * image.width / _REFERENCE_SIZE
-    ),
-    "TranslateY": _transform(
-        position=5, argument=lambda image, magnitude: 10.0 * magnitude * image.height / _REFERENCE_SIZE
-    ),
+    "Color": _enhance(ImageEnhance.Color),
+    "Contrast": _enhance(ImageEnhance.Contrast),
+    "Brightness": _enhance(ImageEnhance.Brightness),
+    "Sharpness": _enhance(ImageEnhance.Sharpness),
+    "ShearX": _transform(1, lambda _, magnitude: 0.03 * magnitude),
+    "ShearY": _transform(3, lambda _, magnitude: 0.03 * magnitude),
+    "TranslateX": _transform(2, lambda image, magnitude: 10.0 * magnitude * image.width / _REFERENCE_SIZE),
+    "TranslateY": _transform(5, lambda image, magnitude: 10.0 * magnitude * image.height / _REFERENCE_SIZE),
     "Cutout": _cutout,
     "SolarizeAdd": _solarize_add,
 }
 """Operations by Google's names, in Google's order."""
+
+
+def one_hot(labels: Int[Tensor, " B"], *, num_classes: int, smoothing: int | float = 0.0) -> Float[Tensor, "B Y"]:
+    """Return the target distribution of each label; `smoothing` is the mass spread evenly over all classes.
+
+    >>> one_hot(torch.tensor([1]), num_classes=4, smoothing=0.2)
+    tensor([[0.0500, 0.8500, 0.0500, 0.0500]])
+    """
+    check_fraction("label smoothing", smoothing)
+    if labels.numel() and not 0 <= int(labels.min()) <= int(labels.max()) < num_classes:
+        raise DataError(
+            "a label is out of range", expected=f"0…{num_classes - 1}", got=f"{int(labels.min())}…{int(labels.max())}"
+        )
+    targets = torch.full((len(labels), num_classes), smoothing / num_classes, device=labels.device)
+    return targets.scatter_(1, labels[:, None].long(), 1.0 - smoothing + smoothing / num_classes)
+
+
+def mix_batch(
+    images: Float[Tensor, "B C H W"],
+    targets: Float[Tensor, "B Y"],
+    *,
+    mixup: int | float = 0.0,
+    cutmix: int | float = 0.0,
+    rng: np.random.Generator,
+) -> tuple[Float[Tensor, "B C H W"], Float[Tensor, "B Y"]]:
+    """Mix the batch with itself in reverse order, by mixup, cutmix, or a random one of them; 0 disables.
+
+    Both arguments are the α of Beta(α, α), from which one weight is drawn for the batch.
+
+    >>> images, targets = torch.eye(2)[:, None, None], torch.eye(2)
+    >>> mixed_images, mixed_targets = mix_batch(images, targets, mixup=0.2, rng=np.random.default_rng(0))
+    >>> torch.equal(mixed_images[:, 0, 0], mixed_targets)
+    True
+    """
+    if mixup > 0 and (cutmix <= 0 or rng.random() < 0.5):
+        weight = float(rng.beta(mixup, mixup))
+        # Each pair of images occurs in both orders, so taking the larger weight does not change the distribution. An
+        # image's own label stays the most probable one, by which the training accuracy is measured.
+        weight = max(weight, 1.0 - weight)
+        return torch.lerp(images.flip(0), images, weight), torch.lerp(targets.flip(0), targets, weight)
+    if cutmix > 0:
+        height, width = images.shape[-2:]
+        side = math.sqrt(1.0 - float(rng.beta(cutmix, cutmix)))
+        box_height, box_width = int(height * side), int(width * side)
+        # As in CutMix, the box around a uniform center is clipped at the border; labels are weighted by what is left.
+        y, x = int(rng.integers(height)) - box_height // 2, int(rng.integers(width)) - box_width // 2
+        top, bottom, left, right = max(y, 0), min(y + box_height, height), max(x, 0), min(x + box_width, width)
+        mixed = images.clone()
+        mixed[..., top:bottom, left:right] = images[..., top:bottom, left:right].flip(0)
+        weight = 1.0 - (bottom - top) * (right - left) / (height * width)
+        return mixed, torch.lerp(targets.flip(0), targets, weight)
+    return images, targets

@@ -72,12 +72,9 @@ def check_augment(augment: AugmentConfig, *, channels: int) -> None:
         return
     for name in ("color_jitter", "randaugment_layers"):
         if getattr(augment, name) > 0:
-            raise ConfigError(
-                f"{name} is only for gray or RGB images",
-                expected="1 or 3 channels",
-                got=channels,
-                hint=f"set {name} to 0; crops, flips, erasing, mixup and cutmix take any number of channels",
-            )
+            hint = f"set {name} to 0; crops, flips, erasing, mixup and cutmix take any number of channels"
+            message = f"{name} is only for gray or RGB images"
+            raise ConfigError(message, expected="1 or 3 channels", got=channels, hint=hint)
 
 
 _MIXUP_AND_RANDAUGMENT: dict[str, tuple[float, tuple[int, int]]] = {

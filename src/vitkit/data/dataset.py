@@ -37,6 +37,8 @@ class ImageSource(ABC):
     """Label of each image, or UNLABELED."""
     always_readable: bool = False
     """True if no image can be broken, because images are generated or held in memory."""
+    left_out: tuple[str, ...] = ()
+    """Files next to the images that are none."""
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -49,16 +51,21 @@ class ImageSource(ABC):
     def read(self, index: int) -> StoredImage:
         """Return an image as it is stored; raise DataError or OSError if it cannot be read."""
 
+    def locate(self, index: int) -> tuple[str, int] | None:
+        """Return the absolute path of the file that holds an image, and its position there; None for memory."""
+        return None
+
+    def checksum(self, index: int) -> bytes:
+        """Return the SHA-256 of the stored image; raise DataError or OSError if it cannot be read."""
+        return hash_image(self.read(index))
+
 
 class Subset(ImageSource):
     """Selected images of a source, in the given order."""
 
     def __init__(self, source: ImageSource, indices: Iterable[int]) -> None:
-        self.source = source
-        self.indices = np.fromiter(indices, dtype=np.int64)
-        self.layout = source.layout
-        self.classes = source.classes
-        self.labels = source.labels[self.indices]
+        self.source, self.indices = source, np.fromiter(indices, dtype=np.int64)
+        self.layout, self.classes, self.labels = source.layout, source.classes, source.labels[self.indices]
         self.always_readable = source.always_readable
 
     def name(self, index: int) -> str:
@@ -69,6 +76,14 @@ class Subset(ImageSource):
         """Return the image as it is stored."""
         return self.source.read(int(self.indices[index]))
 
+    def locate(self, index: int) -> tuple[str, int] | None:
+        """Return the file of the image and its position there."""
+        return self.source.locate(int(self.indices[index]))
+
+    def checksum(self, index: int) -> bytes:
+        """Return the checksum of the stored image."""
+        return self.source.checksum(int(self.indices[index]))
+
 
 class ConcatSource(ImageSource):
     """Several sources with the same classes, one after the other."""
@@ -78,21 +93,32 @@ class ConcatSource(ImageSource):
         self.layout, self.classes = sources[0].layout, sources[0].classes
         self.labels = np.concatenate([source.labels for source in sources])
         self.always_readable = all(source.always_readable for source in sources)
+        self.left_out = tuple(name for source in sources for name in source.left_out)
         self.ends = np.cumsum([len(source) for source in sources])
 
-    def _locate(self, index: int) -> tuple[ImageSource, int]:
+    def _find_source(self, index: int) -> tuple[ImageSource, int]:
         number = int(np.searchsorted(self.ends, index, side="right"))
         return self.sources[number], index - int(self.ends[number]) + len(self.sources[number])
 
     def name(self, index: int) -> str:
         """Return the name that the image has in its own source."""
-        source, local_index = self._locate(index)
-        return source.name(local_index)
+        source, index = self._find_source(index)
+        return source.name(index)
 
     def read(self, index: int) -> StoredImage:
         """Return the image as it is stored."""
-        source, local_index = self._locate(index)
-        return source.read(local_index)
+        source, index = self._find_source(index)
+        return source.read(index)
+
+    def locate(self, index: int) -> tuple[str, int] | None:
+        """Return the file of the image and its position there."""
+        source, index = self._find_source(index)
+        return source.locate(index)
+
+    def checksum(self, index: int) -> bytes:
+        """Return the checksum of the stored image."""
+        source, index = self._find_source(index)
+        return source.checksum(index)
 
 
 @dataclass(frozen=True)
@@ -101,6 +127,9 @@ class Dataset:
 
     path: str
     splits: Mapping[str, ImageSource]
+    left_out: tuple[str, ...] = ()
+    """Files at the path that are in no split: images in no class folder, files of other kinds, and, with a final /,
+    folders without images."""
 
     @cached_property
     def first_split(self) -> ImageSource:
@@ -160,10 +189,12 @@ def _sort_classes(source: ImageSource, *, salt: str) -> list[list[int]]:
     def digest(index: int) -> bytes:
         return hashlib.sha256((salt + source.name(index)).encode("utf-8", "surrogateescape")).digest()
 
-    return [sorted(np.flatnonzero(source.labels == label).tolist(), key=digest) for label in np.unique(source.labels)]
+    order = np.argsort(source.labels, kind="stable")
+    starts = np.flatnonzero(np.diff(source.labels[order])) + 1
+    return [sorted(members.tolist(), key=digest) for members in np.split(order, starts) if len(members)]
 
 
-# Fingerprints: checksums that tell whether two sources hold the same images
+# Checksums that tell whether two sources hold the same images; fingerprint.py has those of contents
 
 
 def fingerprint_source(source: ImageSource) -> str:
@@ -171,14 +202,6 @@ def fingerprint_source(source: ImageSource) -> str:
     digest = hashlib.sha256(np.ascontiguousarray(source.labels).tobytes())
     for name in (*source.classes, *map(source.name, range(len(source)))):
         digest.update(name.encode(errors="surrogateescape") + b"\0")
-    return digest.hexdigest()
-
-
-def fingerprint_contents(source: ImageSource) -> str:
-    """Return a checksum of the stored images, in order. It does not depend on names, labels or paths."""
-    digest = hashlib.sha256()
-    for index in range(len(source)):
-        digest.update(hash_image(source.read(index)))
     return digest.hexdigest()
 
 

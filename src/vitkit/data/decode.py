@@ -10,18 +10,31 @@ import os
 import threading
 import warnings
 from collections.abc import Iterator
+from importlib import import_module
+from importlib.metadata import version
+from importlib.util import find_spec
 from os import PathLike
 from typing import NamedTuple
 
 import numpy as np
+import PIL
 from numpy.typing import NDArray
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import Image, ImageOps, UnidentifiedImageError, features
+from PIL.Image import Transpose
 from torch import Tensor, uint8
 
 from vitkit.core.errors import DataError, InputError, summarize
 from vitkit.core.files import read_bytes
+from vitkit.core.version import __version__
 from vitkit.data.dataset import DecodedImage, StoredImage
-from vitkit.data.decode_limits import DEFAULT_LIMITS, DecodeLimits, check_structure, count_gif_frames, is_small_exif
+from vitkit.data.decode_limits import (
+    DEFAULT_LIMITS,
+    DecodeLimits,
+    check_limit,
+    check_structure,
+    count_gif_frames,
+    is_small_exif,
+)
 
 ImageLike = str | PathLike[str] | bytes | Image.Image | NDArray[np.uint8] | Tensor
 """A path, an encoded file, a Pillow image, or uint8 pixels: an array H × W or H × W × C, or a tensor C × H × W."""
@@ -37,27 +50,17 @@ class ImageHeader(NamedTuple):
 
 
 # Transposition that undoes each EXIF orientation
-_TRANSPOSE = {
-    2: Image.Transpose.FLIP_LEFT_RIGHT,
-    3: Image.Transpose.ROTATE_180,
-    4: Image.Transpose.FLIP_TOP_BOTTOM,
-    5: Image.Transpose.TRANSPOSE,
-    6: Image.Transpose.ROTATE_270,
-    7: Image.Transpose.TRANSVERSE,
-    8: Image.Transpose.ROTATE_90,
-}
+_TRANSPOSE = {2: Transpose.FLIP_LEFT_RIGHT, 3: Transpose.ROTATE_180, 4: Transpose.FLIP_TOP_BOTTOM}
+_TRANSPOSE |= {5: Transpose.TRANSPOSE, 6: Transpose.ROTATE_270, 7: Transpose.TRANSVERSE, 8: Transpose.ROTATE_90}
 _SIDEWAYS = range(5, 9)
 
-_MAGIC = {
-    b"\xff\xd8": "JPEG",
-    b"\x89PNG": "PNG",
-    b"GIF8": "GIF",
-    b"BM": "BMP",
-    b"II*\0": "TIFF",
-    b"MM\0*": "TIFF",
-    b"RIFF": "WEBP",
-}
+_MAGIC = {b"\xff\xd8": "JPEG", b"\x89PNG": "PNG", b"GIF8": "GIF", b"BM": "BMP"}
+_MAGIC |= {b"II*\0": "TIFF", b"MM\0*": "TIFF", b"RIFF": "WEBP"}
+# Brands in the first box of a file that is AVIF or HEIF
+_BRANDS = {b"avif": "AVIF", b"avis": "AVIF", b"heic": "HEIF", b"heix": "HEIF", b"heim": "HEIF", b"heis": "HEIF"}
+_BRANDS |= {b"hevc": "HEIF", b"hevx": "HEIF", b"mif1": "HEIF", b"msf1": "HEIF"}
 
+NO_AVIF = "this build of Pillow cannot read AVIF: install Pillow from PyPI, or convert the file"
 _SCANS_AT_MAX_PIXELS = 12
 """Scans that an image with the maximal number of pixels may have; smaller images may have more."""
 
@@ -86,13 +89,13 @@ def decode(
     'RGB'
     >>> decode(b"<html>")
     Traceback (most recent call last):
-    vitkit.core.errors.DataError: not a JPEG, PNG, GIF, BMP, TIFF, WEBP or PPM file
+    vitkit.core.errors.DataError: not a JPEG, PNG, GIF, BMP, TIFF, WEBP, PPM, AVIF or HEIF file
     """
     if isinstance(image, np.ndarray):
         check_pixels(image, channels=channels, limits=limits)
         return _from_array(image, channels=channels)
     with _open(image, limits) as file:
-        if draft_size is not None:
+        if draft_size is not None and file.format in ("JPEG", "MPO"):  # a HEIF file would show its thumbnail
             height, width = reversed(draft_size) if _get_orientation(file) in _SIDEWAYS else draft_size
             file.draft(None, (width, height))
         # Only these two formats may warn while they decode; the others need not wait for the lock.
@@ -107,12 +110,18 @@ def decode(
         return decoded if channels in (1, 3) else np.asarray(decoded)
 
 
+def describe_decoder() -> str:
+    """Return the versions of what decodes images; others may read files that these cannot."""
+    heif = version("pillow_heif") if find_spec("pillow_heif") else "none"
+    return f"vitkit {__version__}, Pillow {PIL.__version__}, pillow-heif {heif}"
+
+
 def load_image(image: ImageLike, *, channels: int = 3) -> DecodedImage:
     """Decode an image in any form that users have it in. Errors name the file."""
     if isinstance(image, Image.Image):
-        return decode(_to_array(image, channels), channels=channels)
+        return decode(pillow_to_array(image, channels=channels), channels=channels)
     if isinstance(image, Tensor):
-        return decode(_tensor_to_array(image), channels=channels)
+        return decode(tensor_to_array(image), channels=channels)
     if isinstance(image, bytes | np.ndarray):
         return decode(image, channels=channels)
     try:
@@ -123,14 +132,12 @@ def load_image(image: ImageLike, *, channels: int = 3) -> DecodedImage:
         raise DataError(f"{image}: {summarize(error)}", hint=error.hint) from error
 
 
-def _tensor_to_array(image: Tensor) -> NDArray[np.uint8]:
+def tensor_to_array(image: Tensor) -> NDArray[np.uint8]:
+    """Return the pixels of a uint8 tensor C × H × W, with the channels last."""
     if image.ndim != 3 or image.dtype != uint8:
-        raise InputError(
-            "a tensor is not an image",
-            expected="uint8, channels × height × width",
-            got=f"{str(image.dtype).removeprefix('torch.')}, {' × '.join(map(str, image.shape))}",
-            hint="a batch that is normalized already is input of the model itself",
-        )
+        got = f"{str(image.dtype).removeprefix('torch.')}, {' × '.join(map(str, image.shape))}"
+        hint = "a batch that is normalized already is input of the model itself"
+        raise InputError("a tensor is not an image", expected="uint8, channels × height × width", got=got, hint=hint)
     return np.ascontiguousarray(image.permute(1, 2, 0).cpu().numpy())
 
 
@@ -140,9 +147,7 @@ def read_header(image: StoredImage) -> ImageHeader:
         channels = _count_channels(image)
         return ImageHeader("array", "1 channel" if channels == 1 else f"{channels} channels", *image.shape[:2])
     with _open(image, DEFAULT_LIMITS) as file:
-        width, height = file.size
-        if _get_orientation(file) in _SIDEWAYS:
-            width, height = height, width
+        width, height = reversed(file.size) if _get_orientation(file) in _SIDEWAYS else file.size
         return ImageHeader(file.format or "", file.mode, height, width)
 
 
@@ -152,9 +157,6 @@ def check_pixels(pixels: NDArray[np.uint8], *, channels: int = 3, limits: Decode
     _check_size(pixels.shape[0], pixels.shape[1], limits)
     if actual != channels and {actual, channels} != {1, 3}:
         raise DataError("wrong number of channels", expected=channels, got=actual)
-
-
-# Arrays and Pillow images
 
 
 def _count_channels(pixels: NDArray[np.uint8]) -> int:
@@ -174,21 +176,15 @@ def _from_array(pixels: NDArray[np.uint8], *, channels: int) -> DecodedImage:
     return image if image.mode == mode else image.convert(mode)
 
 
-def _to_array(image: Image.Image, channels: int) -> NDArray[np.uint8]:
+def pillow_to_array(image: Image.Image, *, channels: int) -> NDArray[np.uint8]:
     """Return upright 8-bit pixels of a Pillow image, which may still have an EXIF orientation."""
     if image.mode.startswith(("I", "F")):
-        raise DataError(
-            "the image does not have 8 bits per channel",
-            got=f"mode {image.mode}",
-            hint="pass the file, or 8-bit pixels",
-        )
+        hint = "pass the file, or 8-bit pixels"
+        raise DataError("the image does not have 8 bits per channel", got=f"mode {image.mode}", hint=hint)
     upright = ImageOps.exif_transpose(image)
     if channels in (1, 3) and upright.mode not in ("L", "RGB"):
         upright = upright.convert("L" if upright.mode in ("1", "LA") else "RGB")
     return np.asarray(upright)
-
-
-# Files
 
 
 @contextlib.contextmanager
@@ -200,11 +196,12 @@ def _suppress_warnings() -> Iterator[None]:
 
 
 def _describe_error(error: Exception, content: bytes, limits: DecodeLimits) -> str:
-    file_format = next((name for magic, name in _MAGIC.items() if content.startswith(magic)), None)
+    file_format = _detect_format(content)
     text = " ".join(str(error).split())
     if isinstance(error, UnidentifiedImageError):
         if file_format in limits.formats:
-            return f"damaged {file_format} file: its header cannot be read"
+            is_supported = file_format != "AVIF" or features.check("avif")
+            return f"damaged {file_format} file: its header cannot be read" if is_supported else NO_AVIF
         *others, last = limits.formats
         return f"not a {', '.join(others)} or {last} file" if others else f"not a {last} file"
     if isinstance(error, Image.DecompressionBombError):
@@ -225,12 +222,12 @@ def _open(content: bytes, limits: DecodeLimits) -> Iterator[Image.Image]:
     try:
         if not content:
             raise DataError("the file is empty")
-        _check_limit("bytes", len(content), limits.max_bytes)
+        check_limit("bytes", len(content), limits.max_bytes)
         check_structure(content, max_frames=limits.max_frames)
-        if any(name not in Image.OPEN for name in limits.formats):
-            Image.init()  # imports the plugins; naming a format does not
         with _suppress_warnings():
-            image = Image.open(io.BytesIO(content), formats=limits.formats)
+            image = (
+                _open_heif(content) if is_heif(content) and "HEIF" in limits.formats else _open_pillow(content, limits)
+            )
         with image:
             _check_header(image, content, limits)
             yield image
@@ -240,26 +237,50 @@ def _open(content: bytes, limits: DecodeLimits) -> Iterator[Image.Image]:
         raise DataError(_describe_error(error, content, limits)) from error
 
 
+def _open_pillow(content: bytes, limits: DecodeLimits) -> Image.Image:
+    formats = [name for name in limits.formats if name != "HEIF"]
+    if any(name not in Image.OPEN for name in formats):
+        Image.init()  # imports the plugins; naming a format does not
+    return Image.open(io.BytesIO(content), formats=formats)
+
+
+def _open_heif(content: bytes) -> Image.Image:
+    """Open a HEIF file. libheif rotates it, and pillow-heif sets the EXIF orientation to 1."""
+    try:
+        heif = import_module("pillow_heif")
+    except ImportError as error:
+        raise DataError("HEIC files need pillow-heif: pip install 'vitkit[heic]'") from error
+    return heif.HeifImageFile(io.BytesIO(content))
+
+
+def _detect_format(content: bytes) -> str | None:
+    """Return the format that a file claims to have by its first bytes."""
+    if content[4:8] == b"ftyp":
+        size = min(int.from_bytes(content[:4], "big"), 256)
+        names = [_BRANDS.get(content[start : start + 4]) for start in (8, *range(16, size, 4))]
+        return "AVIF" if "AVIF" in names else next(filter(None, names), None)
+    return next((name for magic, name in _MAGIC.items() if content.startswith(magic)), None)
+
+
+def is_heif(content: bytes) -> bool:
+    """Return whether a file is HEIF, by its first bytes."""
+    return _detect_format(content) == "HEIF"
+
+
 def _check_header(image: Image.Image, content: bytes, limits: DecodeLimits) -> None:
     width, height = image.size
     _check_size(height, width, limits)
     if image.format in ("JPEG", "MPO"):
         max_scans = min(limits.max_scans, max(1, _SCANS_AT_MAX_PIXELS * limits.max_pixels // (height * width)))
-        _check_limit("scans", content.count(b"\xff\xda"), max_scans)
+        check_limit("scans", content.count(b"\xff\xda"), max_scans)
     with _suppress_warnings():
-        frames = _count_frames(image, content, max_frames=limits.max_frames)
-    _check_limit("frames", frames, limits.max_frames)
+        check_limit("frames", _count_frames(image, content, max_frames=limits.max_frames), limits.max_frames)
 
 
 def _check_size(height: int, width: int, limits: DecodeLimits) -> None:
     if height < 1 or width < 1:
         raise DataError("the image has no pixels", got=f"{height}×{width}")
-    _check_limit("pixels", height * width, limits.max_pixels)
-
-
-def _check_limit(unit: str, count: int, limit: int) -> None:
-    if count > limit:
-        raise DataError(f"too many {unit}", expected=f"at most {limit:,}", got=f"{count:,}")
+    check_limit("pixels", height * width, limits.max_pixels)
 
 
 def _count_frames(image: Image.Image, content: bytes, *, max_frames: int) -> int:

@@ -37,8 +37,9 @@ PPM_HEADER_BYTES = 4_096
 class DecodeLimits:
     """Limits that a file must keep to be decoded. They are checked on its header."""
 
-    formats: tuple[str, ...] = ("JPEG", "PNG", "GIF", "BMP", "TIFF", "WEBP", "PPM")
-    """Formats by Pillow's names. Formats that run or call programs, such as EPS, must not be added."""
+    formats: tuple[str, ...] = ("JPEG", "PNG", "GIF", "BMP", "TIFF", "WEBP", "PPM", "AVIF", "HEIF")
+    """Formats by Pillow's names. HEIF, which phones write as .heic, needs pillow-heif. Formats that run or call
+    programs, such as EPS, must not be added."""
     max_bytes: int = 64_000_000
     max_pixels: int = 100_000_000
     """Pillow's own limit, twice its MAX_IMAGE_PIXELS (179 million by default), applies as well."""
@@ -78,8 +79,10 @@ def count_gif_frames(content: bytes, *, max_frames: int) -> int:
     return sum(block == 0x2C for block, _ in _iterate_gif_blocks(content, max_frames=max_frames))
 
 
-def _too_many(parts: str, limit: int) -> DataError:
-    return DataError(f"too many {parts}", expected=f"at most {limit:,}")
+def check_limit(parts: str, count: int, limit: int) -> None:
+    """Raise DataError if there are too many parts."""
+    if count > limit:
+        raise DataError(f"too many {parts}", expected=f"at most {limit:,}", got=f"{count:,}")
 
 
 def _check_jpeg(content: bytes) -> None:
@@ -88,44 +91,36 @@ def _check_jpeg(content: bytes) -> None:
         marker = content[offset + 1]
         if content[offset] != 0xFF or marker in (0x00, 0xFF):
             fill_bytes, offset = fill_bytes + 1, offset + 1
-            if fill_bytes > MAX_FILL_BYTES:
-                raise _too_many("bytes between segments", MAX_FILL_BYTES)
+            check_limit("bytes between segments", fill_bytes, MAX_FILL_BYTES)
             continue
         if marker == 0xDA:  # start of scan
             return
         segments += 1
-        if segments > MAX_SEGMENTS:
-            raise _too_many("segments", MAX_SEGMENTS)
+        check_limit("segments", segments, MAX_SEGMENTS)
         if marker == 0x01 or 0xD0 <= marker <= 0xD9:  # no payload
             offset += 2
             continue
         exif += marker == 0xE1 and content.startswith(b"Exif", offset + 4)
-        if exif > MAX_EXIF_SEGMENTS:
-            raise _too_many("segments of EXIF", MAX_EXIF_SEGMENTS)
+        check_limit("segments of EXIF", exif, MAX_EXIF_SEGMENTS)
         offset += 2 + max(2, int.from_bytes(content[offset + 2 : offset + 4], "big"))
 
 
 def _check_png(content: bytes) -> None:
-    offset, texts = 8, 0
-    for _ in range(MAX_CHUNKS):
-        if offset + 8 > len(content):
-            return
+    offset, chunks, texts = 8, 0, 0
+    while offset + 8 <= len(content):
         length, chunk = struct.unpack_from(">I4s", content, offset)
-        texts += chunk in (b"zTXt", b"iTXt", b"iCCP")
-        if texts > MAX_COMPRESSED_TEXTS:
-            raise _too_many("compressed texts", MAX_COMPRESSED_TEXTS)
+        chunks, texts = chunks + 1, texts + (chunk in (b"zTXt", b"iTXt", b"iCCP"))
+        check_limit("compressed texts", texts, MAX_COMPRESSED_TEXTS)
+        check_limit("chunks", chunks, MAX_CHUNKS)
         offset += 12 + length
-    raise _too_many("chunks", MAX_CHUNKS)
 
 
 def _check_gif(content: bytes, *, max_frames: int) -> None:
     sub_blocks = 0
     for blocks, (_, count) in enumerate(_iterate_gif_blocks(content, max_frames=max_frames), start=1):
         sub_blocks += count
-        if sub_blocks > MAX_SUB_BLOCKS:
-            raise _too_many("sub-blocks", MAX_SUB_BLOCKS)
-        if blocks >= MAX_BLOCKS:
-            raise _too_many("blocks", MAX_BLOCKS)
+        check_limit("sub-blocks", sub_blocks, MAX_SUB_BLOCKS)
+        check_limit("blocks", blocks, MAX_BLOCKS)
 
 
 def _iterate_gif_blocks(content: bytes, *, max_frames: int) -> Iterator[tuple[int, int]]:
@@ -157,10 +152,8 @@ def _iterate_gif_blocks(content: bytes, *, max_frames: int) -> Iterator[tuple[in
 
 def _check_tiff(content: bytes, *, max_frames: int) -> None:
     entries = _count_entries(content, max_directories=max_frames + 1)
-    if sum(entries) > MAX_ENTRIES * 10:
-        raise _too_many("entries", MAX_ENTRIES * 10)
-    if entries and entries[0] > MAX_ENTRIES:
-        raise _too_many("entries", MAX_ENTRIES)
+    check_limit("entries", sum(entries), MAX_ENTRIES * 10)
+    check_limit("entries", sum(entries[:1]), MAX_ENTRIES)
 
 
 def _count_entries(content: bytes, *, max_directories: int) -> list[int]:
@@ -183,20 +176,13 @@ def _count_entries(content: bytes, *, max_directories: int) -> list[int]:
 
 
 def _check_bmp(content: bytes) -> None:
-    is_rle = len(content) >= 34 and struct.unpack_from("<I", content, 30)[0] in (1, 2)
-    if is_rle and len(content) > MAX_SLOW_BYTES:
-        raise DataError(
-            "too many bytes for a run-length encoded BMP",
-            expected=f"at most {MAX_SLOW_BYTES:,}",
-            got=f"{len(content):,}",
-        )
+    if len(content) >= 34 and struct.unpack_from("<I", content, 30)[0] in (1, 2):
+        check_limit("bytes for a run-length encoded BMP", len(content), MAX_SLOW_BYTES)
 
 
 def _check_ppm(content: bytes) -> None:
     header = PPM_HEADER.match(content[:PPM_HEADER_BYTES])
     if header is None or (header[1] not in b"14" and header[2] is None):
         raise DataError("damaged PPM file: its header cannot be read")
-    is_slow = header[1] in b"123" or (header[1] in b"56" and int(header[2]) not in (255, 65535))
-    if is_slow and len(content) > MAX_SLOW_BYTES:
-        message = "too many bytes for a PPM file in ASCII or with unusual levels"
-        raise DataError(message, expected=f"at most {MAX_SLOW_BYTES:,}", got=f"{len(content):,}")
+    if header[1] in b"123" or (header[1] in b"56" and int(header[2]) not in (255, 65535)):
+        check_limit("bytes for a PPM file in ASCII or with unusual levels", len(content), MAX_SLOW_BYTES)

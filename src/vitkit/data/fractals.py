@@ -9,6 +9,7 @@ The attractor is drawn deterministically. Sequences of maps ("words") divide it 
 pair of words gives a point, in one broadcast multiplication.
 """
 
+import hashlib
 import heapq
 from dataclasses import dataclass
 
@@ -59,45 +60,42 @@ class FractalSource(ImageSource):
 
     def __init__(self, config: FractalConfig, *, first: int, count: int) -> None:
         digits = max(4, len(str(config.num_classes - 1)))
-        self.config = config
-        self.first = first
-        self.count = count
-        self.layout = "fractals"
+        self.config, self.first, self.count, self.layout = config, first, count, "fractals"
         self.classes = tuple(f"{label:0{digits}}" for label in range(config.num_classes))
         self.labels = np.repeat(np.arange(config.num_classes, dtype=np.int64), count)
         self._systems: dict[int, _System] = {}
 
     def name(self, index: int) -> str:
         """Return class and number, such as 0042/000017. Numbers differ between splits."""
-        label, instance = self._locate(index)
+        label, instance = self._parse_index(index)
         return f"{self.classes[label]}/{instance:06}"
 
     def read(self, index: int) -> NDArray[np.uint8]:
         """Generate the image: size × size, or size × size × 3 in color."""
-        label, instance = self._locate(index)
-        system = self._get_system(label)
-        rng = np.random.default_rng((_INSTANCE, self.config.seed, label, instance))
-        maps = _perturb(system.maps, rng)
-        size, words = self.config.size, system.words
-        pixels = _draw(maps, words, size=size, view=_random_view(rng))
-        return (
-            _render_color(pixels, words, rng, size=size)
-            if self.config.color
-            else _render_gray(pixels, words, size=size)
-        )
-
-    def _locate(self, index: int) -> tuple[int, int]:
-        """Return class and instance number of an index, which may be negative."""
-        position = range(len(self))[index]
-        return position // self.count, self.first + position % self.count
-
-    def _get_system(self, label: int) -> "_System":
-        """Return the system of a class, from the cache if possible."""
+        label, instance = self._parse_index(index)
         if label not in self._systems:
             if len(self._systems) >= CACHED_CLASSES:
                 self._systems.clear()
             self._systems[label] = _sample_system(self.config.seed, label, size=self.config.size)
-        return self._systems[label]
+        system = self._systems[label]
+        rng = np.random.default_rng((_INSTANCE, self.config.seed, label, instance))
+        maps = _perturb(system.maps, rng)
+        # Random flips along both axes and a small rotation
+        view = np.eye(3)
+        view[:2, :2] = _rotation(np.asarray(rng.uniform(-0.25, 0.25))) * rng.choice((-1.0, 1.0), size=2)
+        pixels = _draw(maps, system.words, size=self.config.size, view=view)
+        render = _render_color if self.config.color else _render_gray
+        return render(pixels, system.words, rng, size=self.config.size)
+
+    def checksum(self, index: int) -> bytes:
+        """Return a checksum of what the image is generated from; it is not drawn."""
+        settings = (self.config.seed, self.config.size, self.config.color, *self._parse_index(index))
+        return hashlib.sha256(f"fractal {settings}".encode()).digest()
+
+    def _parse_index(self, index: int) -> tuple[int, int]:
+        """Return class and instance number of an index, which may be negative."""
+        position = range(len(self))[index]
+        return position // self.count, self.first + position % self.count
 
 
 # Systems: sets of maps, stored as 3 × 3 matrices that act on (x, y, 1)
@@ -138,9 +136,13 @@ def _sample_system(seed: int, label: int, *, size: int) -> _System:
         masses = _get_masses(maps)
         if masses.max() > _MAX_MASS:
             continue
-        trial = _make_words(masses, _count_words(_TRIAL_SIZE))
-        if _is_usable(_draw(maps, trial, size=_TRIAL_SIZE), size=_TRIAL_SIZE):
-            return _System(maps, _make_words(masses, _count_words(size)))
+        # The image must be neither empty nor a blob, and spread in both directions.
+        trial = _make_words(masses, _TRIAL_SIZE)
+        filled = np.flatnonzero(np.bincount(_draw(maps, trial, size=_TRIAL_SIZE)))
+        fill = len(filled) / _TRIAL_SIZE**2
+        spread = min(float(np.std(axis)) for axis in np.divmod(filled, _TRIAL_SIZE)) / _TRIAL_SIZE
+        if _FILL_RANGE[0] <= fill <= _FILL_RANGE[1] and spread >= _MIN_SPREAD:
+            return _System(maps, _make_words(masses, size))
 
 
 def _sample_maps(rng: Generator) -> NDArray[np.float64]:
@@ -176,13 +178,9 @@ def _get_masses(maps: NDArray[np.float64]) -> NDArray[np.float64]:
     return areas / areas.sum()
 
 
-def _count_words(size: int) -> int:
-    """Return the number of words for an image; the number of points is its square."""
-    return 32 + size * 5 // 4
-
-
-def _make_words(map_masses: NDArray[np.float64], count: int) -> _Words:
-    """Make at least `count` words of about equal mass by splitting the heaviest (Tunstall's code)."""
+def _make_words(map_masses: NDArray[np.float64], size: int) -> _Words:
+    """Make words of about equal mass for an image of this size by splitting the heaviest (Tunstall's code)."""
+    count = 32 + size * 5 // 4  # at least; the number of points is its square
     masses = map_masses.tolist()
     starts = (np.cumsum(map_masses) - map_masses).tolist()
     levels: list[tuple[list[int], list[int]]] = [([0], [0])]
@@ -206,17 +204,6 @@ def _make_words(map_masses: NDArray[np.float64], count: int) -> _Words:
     )
 
 
-def _is_usable(pixels: NDArray[np.intp], *, size: int) -> bool:
-    """Return whether an image is neither empty nor a blob, and spreads in both directions."""
-    filled = np.flatnonzero(np.bincount(pixels))
-    fill = len(filled) / size**2
-    spread = min(float(np.std(axis)) for axis in np.divmod(filled, size)) / size
-    return _FILL_RANGE[0] <= fill <= _FILL_RANGE[1] and spread >= _MIN_SPREAD
-
-
-# Instances
-
-
 def _perturb(maps: NDArray[np.float64], rng: Generator) -> NDArray[np.float64]:
     """Scale one of the six parameters in all maps, as in FractalDB, and all parameters of one map."""
     maps = maps.copy()
@@ -230,16 +217,6 @@ def _perturb(maps: NDArray[np.float64], rng: Generator) -> NDArray[np.float64]:
     return maps
 
 
-def _random_view(rng: Generator) -> NDArray[np.float64]:
-    """Return random flips along both axes and a small rotation."""
-    view = np.eye(3)
-    view[:2, :2] = _rotation(np.asarray(rng.uniform(-0.25, 0.25))) * rng.choice((-1.0, 1.0), size=2)
-    return view
-
-
-# Images
-
-
 def _draw(
     maps: NDArray[np.float64], words: _Words, *, size: int, view: NDArray[np.float64] | None = None
 ) -> NDArray[np.intp]:
@@ -248,8 +225,14 @@ def _draw(
     Points belong to pairs of words; their mass is the product of the words' masses. Matrix products differ in the last
     bit between CPUs: rounded to half the bits they do not.
     """
-    pieces = _compose_words(maps, words)
-    points = (pieces @ _center(maps)).astype(np.float32)
+    levels = [np.eye(3)[None]]
+    for parents, digits in words.levels:
+        levels.append(levels[-1][parents] @ maps[digits])
+    pieces: NDArray[np.floating] = np.concatenate(levels)[words.leaves]  # each word as one map
+    # The center of mass of the attractor is the fixed point of the mean map.
+    mean = np.tensordot(_get_masses(maps), maps, axes=1)
+    center = np.append(np.linalg.solve(np.eye(2) - mean[:2, :2], mean[:2, 2]), 1.0)
+    points = (pieces @ center).astype(np.float32)
     if view is not None:
         pieces = view @ pieces
     pieces = pieces.astype(np.float32)
@@ -259,22 +242,6 @@ def _draw(
         for axis in (0, 1)
     )
     return _to_pixels(x.ravel(), y.ravel(), size=size)
-
-
-def _compose_words(maps: NDArray[np.float64], words: _Words) -> NDArray[np.floating]:
-    """Return each word as one map."""
-    level = np.eye(3)[None]
-    levels = [level]
-    for parents, digits in words.levels:
-        level = level[parents] @ maps[digits]
-        levels.append(level)
-    return np.concatenate(levels)[words.leaves]
-
-
-def _center(maps: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the center of mass of the attractor, (x, y, 1): the fixed point of the mean map."""
-    mean = np.tensordot(_get_masses(maps), maps, axes=1)
-    return np.append(np.linalg.solve(np.eye(2) - mean[:2, :2], mean[:2, 2]), 1.0)
 
 
 def _to_pixels(x: NDArray[np.float32], y: NDArray[np.float32], *, size: int) -> NDArray[np.intp]:
@@ -302,7 +269,7 @@ def _to_brightness(mass: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.minimum(np.log1p(mass * (3 / mass.mean())) / np.log1p(12), 1)
 
 
-def _render_gray(pixels: NDArray[np.intp], words: _Words, *, size: int) -> NDArray[np.uint8]:
+def _render_gray(pixels: NDArray[np.intp], words: _Words, _: Generator, *, size: int) -> NDArray[np.uint8]:
     """Render density as brightness on black."""
     mass = _sum_per_pixel(pixels, np.multiply.outer(words.masses, words.masses), size=size)
     filled = np.flatnonzero(mass)

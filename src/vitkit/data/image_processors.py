@@ -97,8 +97,6 @@ def _find_defaults(data: Mapping[str, Any]) -> tuple[ProcessorDefaults, str]:
     return PROCESSORS[processor], processor
 
 
-# Size and crop
-
 Sides = int | tuple[int, int]
 """The shortest edge, or (height, width)."""
 
@@ -165,9 +163,6 @@ def _find_crop_fraction(side: int, whole: int) -> float:
     while math.floor(side / fraction) < whole:  # 224 / (224 / 248) may be rounded to less than 248
         fraction = math.nextafter(fraction, 0.0)
     return fraction
-
-
-# Normalization
 
 
 def _parse_normalization(data: Mapping[str, Any], defaults: ProcessorDefaults) -> dict[str, object]:

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from torch.utils.data import DataLoader
 from torch.utils.data import Dataset as TorchDataset
 
+from vitkit.core.environment import start_method
 from vitkit.core.errors import ConfigError, DataError, summarize
 from vitkit.core.shapes import Float, Int, Tensor
 from vitkit.core.sizes import pair
@@ -53,9 +54,6 @@ class LoadFailure(NamedTuple):
 
     name: str
     reason: str
-
-
-# Samplers
 
 
 class SamplerState(NamedTuple):
@@ -93,12 +91,9 @@ class BatchShard:
     def __post_init__(self) -> None:
         parts = self.world_size * self.accumulate
         if self.batch_size < 1 or self.batch_size % parts:
-            raise ConfigError(
-                "the batch cannot be divided equally",
-                expected=f"a multiple of {parts}: {self.world_size} ranks × {self.accumulate} accumulation steps",
-                got=self.batch_size,
-                hint="change schedule.batch_size or schedule.accumulate",
-            )
+            expected = f"a multiple of {parts}: {self.world_size} ranks × {self.accumulate} accumulation steps"
+            hint = "change schedule.batch_size or schedule.accumulate"
+            raise ConfigError("the batch cannot be divided equally", expected=expected, got=self.batch_size, hint=hint)
 
     @property
     def micro_batch(self) -> int:
@@ -149,9 +144,6 @@ class SequentialBatchSampler:
     def __iter__(self) -> Iterator[list[SampleKey]]:
         for start in self.starts:
             yield [(0, index) for index in range(start, min(start + self.batch_size, self.size))]
-
-
-# Datasets, indexed by whole batches
 
 
 class EvaluationDataset(TorchDataset[ImageBatch | LoadFailure]):
@@ -211,12 +203,11 @@ class TrainingDataset(EvaluationDataset):
     def load(self, key: SampleKey) -> NDArray[np.uint8]:
         """Return the pixels of one image in one epoch."""
         epoch, index = key
-        rng = make_rng(self.seed, epoch, index + 1)
-        channels = self.preprocessing.channels
-        image = decode(self.source.read(index), channels=channels, draft_size=self.draft_size)
+        image = decode(self.source.read(index), channels=self.preprocessing.channels, draft_size=self.draft_size)
         if self.targets:
             height, width = get_size(image)
             image = crop(image, box=self.targets.box(epoch, index, height=height, width=width))
+        rng = make_rng(self.seed, epoch, index + 1)
         return augment_image(image, preprocessing=self.preprocessing, augment=self.augment, rng=rng)
 
     def __getitem__(self, keys: Sequence[SampleKey]) -> ImageBatch | LoadFailure:
@@ -232,15 +223,10 @@ def find_draft_size(preprocessing: Preprocessing, augment: AugmentConfig) -> tup
     >>> find_draft_size(Preprocessing(image_size=224), AugmentConfig(crop_area=(0.25, 1.0), crop_aspect=(1.0, 1.0)))
     (448, 448)
     """
-    smallest = 1.0
-    if augment.crop == "inception":
-        narrow = min(augment.crop_aspect[0], 1 / augment.crop_aspect[1])
-        smallest = math.sqrt(augment.crop_area[0] * narrow)
+    narrow = min(augment.crop_aspect[0], 1 / augment.crop_aspect[1])
+    smallest = math.sqrt(augment.crop_area[0] * narrow) if augment.crop == "inception" else 1.0
     height, width = pair(preprocessing.image_size)
     return math.ceil(height / smallest), math.ceil(width / smallest)
-
-
-# Loaders
 
 
 class BatchLoader(Iterator[ImageBatch]):
@@ -263,7 +249,7 @@ class BatchLoader(Iterator[ImageBatch]):
             worker_init_fn=partial(_start_worker, niceness=_NICENESS if device.type == "cpu" else 0),
             prefetch_factor=4 if workers else None,
             pin_memory=device.type == "cuda",
-            multiprocessing_context="fork" if workers and hasattr(os, "fork") else None,
+            multiprocessing_context=start_method() if workers else None,
         )
         self._batches: Iterator[ImageBatch | LoadFailure] = iter(loader)
         # Workers ignore the signal by which Python would end them, so they are always shut down explicitly.
@@ -276,10 +262,8 @@ class BatchLoader(Iterator[ImageBatch]):
         batch = next(self._batches)
         self.wait_seconds += time.perf_counter() - start
         if isinstance(batch, LoadFailure):
-            raise DataError(
-                f"{batch.name} cannot be read: {batch.reason}",
-                hint="it changed after it was verified, or was never verified (data.verify=false); fix it and retry",
-            )
+            hint = "it changed after it was verified, or was never verified (data.verify=false); fix it and retry"
+            raise DataError(f"{batch.name} cannot be read: {batch.reason}", hint=hint)
         return batch
 
     def close(self) -> None:
@@ -296,10 +280,7 @@ class BatchLoader(Iterator[ImageBatch]):
 
 def _shut_down_workers(batches: object) -> None:
     """Shut workers down, and kill those that do not exit: Python would wait for them at its own exit."""
-    shut_down = getattr(batches, "_shutdown_workers", None)
-    if shut_down is None:  # no worker processes
-        return
-    shut_down()
+    getattr(batches, "_shutdown_workers", lambda: None)()  # absent without worker processes
     for worker in getattr(batches, "_workers", ()):
         if worker.is_alive():
             worker.kill()

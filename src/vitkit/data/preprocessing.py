@@ -16,6 +16,7 @@ import torch
 from jaxtyping import UInt8
 from numpy.typing import NDArray
 from PIL import Image
+from PIL.Image import Resampling
 from torch.nn.functional import interpolate
 
 from vitkit.core.config import from_mapping, to_mapping
@@ -41,13 +42,8 @@ Rounding = Literal["even", "down"]
 Box = tuple[int | float, int | float, int | float, int | float]
 """(left, top, right, bottom) in pixels, as in Pillow."""
 
-RESAMPLING: dict[Interpolation, Image.Resampling] = {
-    "nearest": Image.Resampling.NEAREST,
-    "bilinear": Image.Resampling.BILINEAR,
-    "bicubic": Image.Resampling.BICUBIC,
-    "lanczos": Image.Resampling.LANCZOS,
-    "area": Image.Resampling.BOX,
-}
+RESAMPLING: dict[Interpolation, Resampling] = {"nearest": Resampling.NEAREST, "bilinear": Resampling.BILINEAR}
+RESAMPLING |= {"bicubic": Resampling.BICUBIC, "lanczos": Resampling.LANCZOS, "area": Resampling.BOX}
 """Pillow's filters. Its box filter uses whole pixels only; `resize_area` is exact."""
 _PIXELS_PER_CHUNK = 1 << 20
 """Pixels whose cumulative sums are held at once, at eight bytes per channel."""
@@ -98,11 +94,9 @@ class Preprocessing:
                 "preprocessing.crop_fraction is out of range", expected="0 < fraction ≤ 1", got=self.crop_fraction
             )
         if not self.antialias and (self.interpolation != "bilinear" or self.resize == "crop"):
-            raise ConfigError(
-                "preprocessing.antialias = false is only for the paper's bilinear squash",
-                expected='interpolation = "bilinear" and resize = "squash" or "squash_crop"',
-                got=f"{self.interpolation} and {self.resize}",
-            )
+            message = "preprocessing.antialias = false is only for the paper's bilinear squash"
+            expected = 'interpolation = "bilinear" and resize = "squash" or "squash_crop"'
+            raise ConfigError(message, expected=expected, got=f"{self.interpolation} and {self.resize}")
         for name, numbers in (("mean", self.mean), ("std", self.std)):
             if len(numbers) not in (1, self.channels):
                 raise ConfigError(
@@ -139,7 +133,7 @@ class Preprocessing:
         With `train` it is the paper's random crop and flip, with random numbers from torch, which DataLoader seeds
         for each worker.
         """
-        return partial(_augmented if train else _evaluated, preprocessing=self)
+        return partial(_transform, preprocessing=self, train=train)
 
     def to_pixels(self, image: DecodedImage) -> NDArray[np.uint8] | NDArray[np.float32]:
         """Resize and crop, and return pixels, C × H × W, 0…255: uint8 with antialiasing, float32 without."""
@@ -182,12 +176,9 @@ class Preprocessing:
         shift, scale = self._shift_and_scale(images.device)
         return images.float() * scale + shift
 
-    def _shift_and_scale(self, device: torch.device) -> tuple[Tensor, Tensor]:
-        shift, scale = (
-            torch.tensor([[[255 * number]] for number in numbers], dtype=torch.float32, device=device)
-            for numbers in (self.mean, self.std)
-        )
-        return shift, scale
+    def _shift_and_scale(self, device: torch.device) -> list[Tensor]:
+        numbers = ([[[255 * number]] for number in each] for each in (self.mean, self.std))
+        return [torch.tensor(each, dtype=torch.float32, device=device) for each in numbers]
 
     def to_hub(self) -> dict[str, object]:
         """Return the content of preprocessor_config.json: keys of transformers and, under "vitkit", all fields."""
@@ -230,12 +221,9 @@ class Preprocessing:
         preprocessing = from_mapping(cls, own, where="vitkit.")
         for key, value in preprocessing.to_hub().items():
             if key != "vitkit" and data.get(key, value) != value:
-                raise WeightsError(
-                    f"preprocessor_config.json contradicts itself: {key} differs from its vitkit section",
-                    expected=value,
-                    got=data[key],
-                    hint="change the vitkit section, or remove it",
-                )
+                message = f"preprocessor_config.json contradicts itself: {key} differs from its vitkit section"
+                hint = "change the vitkit section, or remove it"
+                raise WeightsError(message, expected=value, got=data[key], hint=hint)
         return preprocessing
 
 
@@ -269,11 +257,9 @@ _CHANGES_FROM_SIZE: dict[str, tuple[int, dict[str, object]]] = {
 """Fields that change from a size on: in timm's AugReg, MAE's code, torchvision's SWAG and big_vision's transfers."""
 
 
-def _evaluated(image: ImageLike, *, preprocessing: Preprocessing) -> Float[Tensor, "C H W"]:
-    return preprocessing(image)[0]
-
-
-def _augmented(image: ImageLike, *, preprocessing: Preprocessing) -> Float[Tensor, "C H W"]:
+def _transform(image: ImageLike, *, preprocessing: Preprocessing, train: bool) -> Float[Tensor, "C H W"]:
+    if not train:
+        return preprocessing(image)[0]
     from vitkit.data.augment import augment_image  # noqa: PLC0415  it imports this module
 
     rng = np.random.default_rng(int(torch.randint(2**62, ()).item()))
@@ -308,9 +294,6 @@ def check_channels(image: DecodedImage, *, channels: int) -> None:
         raise InputError("wrong number of channels in the image", expected=channels, got=actual)
 
 
-# Resizing and cropping of decoded images
-
-
 def crop_resize(
     image: DecodedImage,
     *,
@@ -324,16 +307,13 @@ def crop_resize(
     `reducing_gap` lets Pillow shrink by a whole factor first: three times faster on a photo of 12 megapixels, but the
     pixels differ, so training uses it and evaluation does not.
     """
+    if not isinstance(image, Image.Image):
+        resize = partial(crop_resize, box=box, size=size, interpolation=interpolation, reducing_gap=reducing_gap)
+        return np.stack([np.asarray(resize(Image.fromarray(plane))) for plane in np.moveaxis(image, 2, 0)], axis=2)
     height, width = size
-    if isinstance(image, Image.Image):
-        if image.size == (width, height) and box == (0, 0, width, height):
-            return image  # as Pillow does, without the copy
-        return image.resize((width, height), RESAMPLING[interpolation], box=box, reducing_gap=reducing_gap)
-    bands = (Image.fromarray(plane) for plane in np.moveaxis(image, 2, 0))
-    resized = (
-        crop_resize(band, box=box, size=size, interpolation=interpolation, reducing_gap=reducing_gap) for band in bands
-    )
-    return np.stack([np.asarray(band) for band in resized], axis=2)
+    if image.size == (width, height) and box == (0, 0, width, height):
+        return image  # as Pillow does, without the copy
+    return image.resize((width, height), RESAMPLING[interpolation], box=box, reducing_gap=reducing_gap)
 
 
 def crop(image: DecodedImage, *, box: tuple[int, int, int, int]) -> DecodedImage:
@@ -360,17 +340,14 @@ def to_chw(image: DecodedImage) -> NDArray[np.uint8]:
     """Return a copy of the pixels, C × H × W."""
     if not isinstance(image, Image.Image):
         return np.array(np.moveaxis(image, 2, 0), order="C")
-    width, height = image.size
     bands = image.getbands()
     if len(bands) == 1:
         return np.array(image)[None]
-    pixels = np.empty((len(bands), height, width), dtype=np.uint8)
-    if height * width < 4096:
-        pixels[:] = np.moveaxis(np.asarray(image), 2, 0)
-    else:  # one band at a time takes half the time on larger images
-        for plane, band in zip(pixels, bands, strict=True):
-            plane[:] = np.frombuffer(image.tobytes("raw", band), dtype=np.uint8).reshape(height, width)
-    return pixels
+    if image.height * image.width < 4096:
+        return np.array(np.moveaxis(np.asarray(image), 2, 0), order="C")
+    # One band at a time takes half the time on larger images.
+    planes = [np.frombuffer(image.tobytes("raw", band), dtype=np.uint8) for band in bands]
+    return np.stack(planes).reshape(len(bands), image.height, image.width)
 
 
 def resize_bilinear(pixels: NDArray[np.uint8], size: tuple[int, int]) -> NDArray[np.float32]:
@@ -425,11 +402,9 @@ def cover_size(size: tuple[int, int], target: tuple[int, int], *, rounded: bool 
     >>> cover_size((300, 403), (200, 200)), cover_size((300, 403), (200, 200), rounded=True)
     ((200, 268), (200, 269))
     """
-    height, width = size
-    if target[0] == target[1] and not rounded:
-        if height < width:
-            return target[0], int(target[0] * width / height)
-        return int(target[0] * height / width), target[0]
+    (height, width), side = size, target[0]
+    if side == target[1] and not rounded:
+        return (side, int(side * width / height)) if height < width else (int(side * height / width), side)
     ratio = min(height / target[0], width / target[1])
     return round(height / ratio), round(width / ratio)
 

@@ -64,22 +64,16 @@ class StoredTargets:
         except OSError as error:
             raise DataError(f"{directory / NAMES}: {error.strerror}", hint=_HINT) from error
         if any(len(table) != len(names) for table in self._tables):
-            raise DataError(
-                f"{directory}: the features are not those of {NAMES}",
-                expected=f"{len(names):,} rows in every file",
-                got=", ".join(f"{len(table):,}" for table in self._tables),
-                hint=_HINT,
-            )
-        rows = {name: row for row, name in enumerate(names)}
-        missing = [name for name in map(source.name, range(len(source))) if name not in rows]
-        if missing:
-            raise DataError(
-                f"{directory}: {len(missing):,} of {len(source):,} training images have no stored features",
-                expected="a row for every image",
-                got=f"none for {missing[0]}",
-                hint=_HINT,
-            )
-        self._rows = np.array([rows[source.name(index)] for index in range(len(source))], dtype=np.int64)
+            expected, got = f"{len(names):,} rows in every file", ", ".join(f"{len(table):,}" for table in self._tables)
+            message = f"{directory}: the features are not those of {NAMES}"
+            raise DataError(message, expected=expected, got=got, hint=_HINT)
+        row_of = {name: row for row, name in enumerate(names)}
+        rows = [row_of.get(name, -1) for name in map(source.name, range(len(source)))]
+        if missing := [index for index, row in enumerate(rows) if row < 0]:
+            message = f"{directory}: {len(missing):,} of {len(source):,} training images have no stored features"
+            got = f"none for {source.name(missing[0])}"
+            raise DataError(message, expected="a row for every image", got=got, hint=_HINT)
+        self._rows = np.array(rows, dtype=np.int64)
 
     def crop(self, epoch: int, index: int) -> int:
         """Return the crop of an image in an epoch."""
@@ -104,10 +98,6 @@ def _open_crop(directory: Path, crop: int) -> NDArray[np.float16]:
     except (OSError, ValueError) as error:
         raise DataError(f"{path}: cannot be read as stored features: {error}", hint=_HINT) from error
     if table.ndim != 2 or table.dtype != np.float16:
-        raise DataError(
-            f"{path}: not a table of features",
-            expected="float16, images × features",
-            got=f"{table.dtype}, {' × '.join(map(str, table.shape))}",
-            hint=_HINT,
-        )
+        got = f"{table.dtype}, {' × '.join(map(str, table.shape))}"
+        raise DataError(f"{path}: not a table of features", expected="float16, images × features", got=got, hint=_HINT)
     return table

@@ -8,7 +8,6 @@ import multiprocessing
 import multiprocessing.connection
 import os
 import signal
-import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -20,10 +19,12 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from vitkit.core.environment import start_method
 from vitkit.core.errors import DataError, summarize
 from vitkit.core.files import write_csv
-from vitkit.data.dataset import ImageSource, StoredImage, Subset
-from vitkit.data.decode import check_pixels, decode
+from vitkit.data.dataset import ImageSource, StoredImage, Subset, hash_image
+from vitkit.data.decode import check_pixels, decode, describe_decoder
+from vitkit.data.image_cache import DIGEST_BYTES, FileStamp, ImageCache, ImageRecord, open_image_cache, stamp_images
 
 logger = logging.getLogger(__name__)
 
@@ -34,6 +35,8 @@ ImageFunction = Callable[[ImageSource, int], Result]
 MAX_WARNINGS = 20
 _CHUNK_SIZE = 8
 """Images per task of a worker process. An interrupted run waits for the tasks that have started."""
+SAVE_EVERY = 500
+"""Images after which results are written to the cache; a killed process repeats at most these."""
 _DRAFT_SIZE = (64, 64)
 """Size at which JPEGs are decoded only to verify them; the whole stream is read nevertheless."""
 
@@ -52,18 +55,47 @@ def find_bad_files(
     channels: int = 3,
     workers: int = 0,
     progress: Callable[[int], None] = lambda images: None,
+    cache: ImageCache | None = None,
 ) -> list[BadFile]:
-    """Decode every image once and return those that fail, in the order of the source.
+    """Return the images that cannot be decoded, in the order of the source.
 
-    `progress` is called with the number of images that were completed since the last call.
+    Only images that are not in the cache, by default the user's, or whose files have changed are decoded. `progress` is
+    called with the number of images that were completed since the last call.
     """
-    bad = []
-    reasons = map_images(source, partial(find_reason, channels=channels), workers=workers)
-    for index, reason in enumerate(reasons):
-        if reason:
-            bad.append(BadFile(source.name(index), reason))
-        progress(1)
-    return bad
+    cache = open_image_cache() if cache is None else cache
+    decoder = f"{describe_decoder()}, {channels} channels"
+    stamps = stamp_images(source)
+    reasons = {index: record.reason for index, record in cache.find(stamps).items() if record.decoder == decoder}
+    if reasons:
+        progress(len(reasons))
+    missing = [index for index in range(len(source)) if index not in reasons]
+    results = map_images(Subset(source, missing), partial(_verify_one, channels=channels), workers=workers)
+    entries: list[tuple[FileStamp, ImageRecord]] = []
+    try:
+        for index, (reason, digest) in zip(missing, results, strict=True):
+            reasons[index], stamp = reason, stamps[index]
+            if stamp is not None and digest:
+                entries.append((stamp, ImageRecord(digest, decoder, reason)))
+            if len(entries) >= SAVE_EVERY:
+                cache.add(entries)
+                entries = []
+            progress(1)
+    finally:
+        cache.add(entries)
+    cache.trim()
+    return [BadFile(source.name(index), reasons[index]) for index in range(len(source)) if reasons[index]]
+
+
+def _verify_one(source: ImageSource, index: int, *, channels: int) -> tuple[str, bytes]:
+    """Return why an image cannot be used, and its checksum; no checksum of an image that cannot be read."""
+    digest = b""
+    try:
+        image = read_image(source, index)
+        digest = hash_image(image)[:DIGEST_BYTES]
+        check_image(image, channels=channels)
+    except DataError as error:
+        return summarize(error), digest
+    return "", digest
 
 
 def skip_unreadable(
@@ -74,6 +106,7 @@ def skip_unreadable(
     workers: int = 0,
     progress: Callable[[int], None] = lambda images: None,
     warn: Callable[[str], None] = logger.warning,
+    cache: ImageCache | None = None,
 ) -> tuple[ImageSource, list[BadFile]]:
     """Return the images that can be decoded and the files that cannot, each of them named in a warning.
 
@@ -81,12 +114,10 @@ def skip_unreadable(
     """
     if source.always_readable:
         return source, []
-    bad = find_bad_files(source, channels=channels, workers=workers, progress=progress)
+    bad = find_bad_files(source, channels=channels, workers=workers, progress=progress, cache=cache)
     if bad and len(bad) == len(source):
-        raise DataError(
-            f"{path}: none of the {len(bad)} images can be read; {bad[0].name}: {bad[0].reason}",
-            hint=f"vitkit data check {path} lists all of them",
-        )
+        hint = f"vitkit data check {path} lists all of them"
+        raise DataError(f"{path}: none of the {len(bad)} images can be read; {bad[0].name}: {bad[0].reason}", hint=hint)
     warn_skipped(bad, warn)
     return exclude_files(source, bad), bad
 
@@ -139,7 +170,7 @@ def map_images(source: ImageSource, function: ImageFunction[Result], *, workers:
             yield function(source, index)
         return
     # A fork shares the arrays of the source; elsewhere the source is pickled for each process.
-    context = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
+    context = multiprocessing.get_context(start_method())
     executor = ProcessPoolExecutor(
         min(workers, len(starts)), mp_context=context, initializer=_start_worker, initargs=(source, function)
     )
@@ -171,7 +202,7 @@ def _block_signals() -> Iterator[None]:
 
 
 # Task of a worker process, set once per process because pickling it with each chunk would cost more than the work.
-_task: tuple[ImageSource, ImageFunction[object]] | None = None
+_task: tuple[ImageSource, ImageFunction[object]]
 
 
 def _start_worker(source: ImageSource, function: ImageFunction[object]) -> None:
@@ -196,12 +227,8 @@ def _exit_with_parent() -> None:
 
 
 def _process_chunk(start: int) -> list[object]:
-    assert _task is not None
     source, function = _task
     return [function(source, index) for index in range(start, min(start + _CHUNK_SIZE, len(source)))]
-
-
-# List of bad files
 
 
 def write_bad_files(path: Path | str, bad: Sequence[BadFile]) -> None:
@@ -223,16 +250,15 @@ def read_bad_files(path: Path | str) -> list[BadFile]:
 
 def check_bad_fraction(bad: Sequence[BadFile], *, total: int, max_fraction: int | float) -> None:
     """Raise DataError if the bad files are more than `max_fraction` of all images."""
-    if len(bad) <= max_fraction * total:
-        return
-    examples = "; ".join(f"{file.name}: {file.reason}" for file in bad[:3])
-    more = f"; and {len(bad) - 3} more" if len(bad) > 3 else ""
-    raise DataError(
-        f"{len(bad)} of {total} images cannot be used: {examples}{more}",
-        expected=f"a fraction of at most {max_fraction:g}",
-        got=f"{len(bad) / total:.3g}",
-        hint="vitkit data check lists them all; fix or remove them, or allow a larger fraction",
-    )
+    if len(bad) > max_fraction * total:
+        examples = "; ".join(f"{file.name}: {file.reason}" for file in bad[:3])
+        more = f"; and {len(bad) - 3} more" if len(bad) > 3 else ""
+        raise DataError(
+            f"{len(bad)} of {total} images cannot be used: {examples}{more}",
+            expected=f"a fraction of at most {max_fraction:g}",
+            got=f"{len(bad) / total:.3g}",
+            hint="vitkit data check lists them all; fix or remove them, or allow a larger fraction",
+        )
 
 
 def exclude_files(source: ImageSource, bad: Sequence[BadFile]) -> ImageSource:

@@ -1,20 +1,19 @@
 """Quality check of a dataset: near-duplicates and label errors."""
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from vitkit.core.errors import ConfigError
+import torch
+
+from vitkit.core.result import Result, draw
+from vitkit.core.signals import ProgressFunction, ignore_progress, start_task
 from vitkit.data.dataset import UNLABELED, Dataset, ImageSource
-from vitkit.data.layouts.registry import open_dataset
-from vitkit.data.verify import BadFile, logger, skip_unreadable
-from vitkit.data_quality.label_errors import (
-    MIN_SCORE,
-    REPORTED_NEIGHBORS,
-    LabelIssue,
-    find_label_issues,
-)
+from vitkit.data.loader import CPU
+from vitkit.data.verify import BadFile, skip_unreadable
+from vitkit.data_quality.label_errors import MIN_SCORE, REPORTED_NEIGHBORS, LabelIssue, find_label_issues
 from vitkit.data_quality.near_duplicates import (
     ImageDescriptors,
     ImageRef,
@@ -24,12 +23,10 @@ from vitkit.data_quality.near_duplicates import (
     make_thumbnails,
 )
 from vitkit.evaluation.features import compute_features
-from vitkit.inference.engine import resolve_device
 from vitkit.weights.bundle import ModelBundle
-from vitkit.weights.load import load_bundle
 
-StartTask = Callable[[str, int], Callable[[int], None]]
-"""Function that starts a progress bar with a description and a total, and returns a function to advance it."""
+if TYPE_CHECKING:
+    import matplotlib.figure
 
 TableRow = dict[str, str | int | float | bool | None]
 
@@ -42,8 +39,8 @@ LABEL_ISSUE_COLUMNS = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True, kw_only=True)
-class DataQualityReport:
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class DataQualityReport(Result):
     """Result of `check_data_quality`. `data` holds the images that could be read."""
 
     data: Dataset
@@ -56,6 +53,16 @@ class DataQualityReport:
     """Unreadable files, each with its split."""
     model: str | None = None
     within_splits: bool = False
+    report_path: Path | None = None
+
+    def plot(self) -> "matplotlib.figure.Figure":
+        """Draw pairs of near-duplicates, those with different labels first, and images with label issues."""
+        return draw("plot_data_quality", self)
+
+    def highlights(self) -> dict[str, object]:
+        """Return the number of pairs and of label issues."""
+        issues = "not checked" if self.label_issues is None else len(self.label_issues)
+        return {"path": self.data.path, "near_duplicates": len(self.near_duplicates), "label_issues": issues}
 
     def get_file(self, image: ImageRef) -> str:
         """Return the name of an image."""
@@ -94,38 +101,22 @@ class DataQualityReport:
 
     def near_duplicate_rows(self) -> list[TableRow]:
         """Return a table row per pair."""
-        return [
-            {
-                "file": self.get_file(pair.one),
-                "split": pair.one.split,
-                "class": self.get_class(pair.one),
-                "other_file": self.get_file(pair.other),
-                "other_split": pair.other.split,
-                "other_class": self.get_class(pair.other),
-                "pixels": _round(pair.pixels),
-                "features": _round(pair.features),
-                "flipped": pair.flipped,
-            }
-            for pair in self.near_duplicates
-        ]
+        rows = []
+        for pair in self.near_duplicates:
+            one, other = ((self.get_file(each), each.split, self.get_class(each)) for each in (pair.one, pair.other))
+            values = (*one, *other, _round(pair.pixels), _round(pair.features), pair.flipped)
+            rows.append(dict(zip(NEAR_DUPLICATE_COLUMNS, values, strict=True)))
+        return rows
 
     def label_issue_rows(self) -> list[TableRow]:
         """Return a table row per label issue, worst first."""
-        rows: list[TableRow] = []
+        rows = []
         for issue in self.label_issues or ():
-            row: TableRow = {
-                "file": self.get_file(issue.image),
-                "split": issue.image.split,
-                "given_label": self.data.classes[issue.given_label],
-                "suggested_label": self.data.classes[issue.suggested_label],
-                "score": _round(issue.score),
-                "given_fraction": _round(issue.given_fraction),
-                "suggested_fraction": _round(issue.suggested_fraction),
-                "probability": _round(issue.probability),
-            }
-            for number, neighbor in enumerate(self.get_neighbors(issue), start=1):
-                row[f"neighbor_{number}"] = self.get_file(neighbor)
-            rows.append(row)
+            names = (self.data.classes[issue.given_label], self.data.classes[issue.suggested_label])
+            numbers = (issue.score, issue.given_fraction, issue.suggested_fraction, issue.probability)
+            neighbors = map(self.get_file, self.get_neighbors(issue))
+            values = (self.get_file(issue.image), issue.image.split, *names, *map(_round, numbers), *neighbors)
+            rows.append(dict(zip(LABEL_ISSUE_COLUMNS, values, strict=False)))  # there may be fewer neighbors
         return rows
 
     def to_dict(self) -> dict[str, object]:
@@ -143,37 +134,20 @@ class DataQualityReport:
         }
 
 
-def check_data_quality(
-    data: Dataset | Path | str,
+def find_quality_issues(
+    dataset: Dataset,
     *,
-    model: str | None = None,
+    bundle: ModelBundle | None = None,
     within_splits: bool = False,
     match_flips: bool = False,
     min_score: float | None = None,
     probability: bool = False,
-    workers: int = 2,
-    device: str = "auto",
-    start_task: StartTask = lambda description, total: lambda images: None,
-    warn: Callable[[str], None] = logger.warning,
+    workers: int = 0,
+    device: torch.device = CPU,
+    progress: ProgressFunction = ignore_progress,
 ) -> DataQualityReport:
-    """Find near-duplicates and, with a model, wrong labels.
-
-    Args:
-        data: Path of a dataset, or the dataset.
-        model: Run or weights of any format, whose features find label errors and more near-duplicates.
-        within_splits: Also search within each split; always if there is only one.
-        match_flips: Also match horizontally flipped images.
-        min_score: Smallest score of a reported label issue, −1…1.
-        probability: Add the probability of each label by a head that was not trained on the image.
-        workers: Number of processes that read images.
-        device: Device of the model.
-        start_task: Progress display.
-        warn: Called with a message for each unreadable image.
-    """
-    if model is None and (probability or min_score is not None):
-        raise ConfigError("probability and min_score are for label issues, which need a model", hint="set model")
-    bundle = None if model is None else load_bundle(model)
-    dataset = data if isinstance(data, Dataset) else open_dataset(data)
+    """Find near-duplicates and, with a model, wrong labels; `within_splits` is implied by a single split."""
+    warnings: list[str] = []
     within_splits = within_splits or len(dataset.splits) == 1  # nothing else to compare
     splits: dict[str, ImageSource] = {}
     bad: list[tuple[str, BadFile]] = []
@@ -183,22 +157,26 @@ def check_data_quality(
             path=dataset.path,
             channels=bundle.preprocessing.channels if bundle else 3,
             workers=workers,
-            progress=start_task("checking images", 0 if source.always_readable else len(source)),
-            warn=warn,
+            progress=start_task(progress, "checking images", 0 if source.always_readable else len(source)),
+            warn=warnings.append,
         )
         bad += [(name, file) for file in files]
     dataset = Dataset(dataset.path, splits)
-    descriptors = {
-        name: _describe_images(source, bundle, workers=workers, device=device, start_task=start_task)
-        for name, source in splits.items()
-    }
+    descriptors: dict[str, ImageDescriptors] = {}
+    for name, source in splits.items():
+        advance = start_task(progress, "reading images", len(source))
+        thumbnails, features = make_thumbnails(source, workers=workers, progress=advance), None
+        if bundle is not None:
+            advance = start_task(progress, "computing features", len(source))
+            features = compute_features(bundle, source, workers=workers, device=device, progress=advance)
+        descriptors[name] = ImageDescriptors.from_thumbnails(thumbnails, features)
     searches = list_searches(descriptors, within_splits=within_splits)
     total = sum(min(len(descriptors[one]), len(descriptors[other])) for one, other in searches)
     near_duplicates = find_near_duplicates(
         descriptors,
         within_splits=within_splits,
         match_flips=match_flips,
-        progress=start_task("searching near-duplicates", total * (2 if match_flips else 1)),
+        progress=start_task(progress, "searching near-duplicates", total * (2 if match_flips else 1)),
     )
     voting_split = next((name for name in ("train", "all") if name in splits), next(iter(splits)))
     label_issues = None
@@ -210,7 +188,7 @@ def check_data_quality(
             voting_split=voting_split,
             min_score=MIN_SCORE if min_score is None else min_score,
             probability=probability,
-            progress=start_task("checking labels", sum(map(len, descriptors.values()))),
+            progress=start_task(progress, "checking labels", sum(map(len, descriptors.values()))),
         )
     return DataQualityReport(
         data=dataset,
@@ -220,19 +198,9 @@ def check_data_quality(
         bad=bad,
         model=bundle.name if bundle else None,
         within_splits=within_splits,
+        warnings=tuple(warnings),
     )
 
 
 def _round(number: float | None) -> float | None:
     return None if number is None else round(number, 4)
-
-
-def _describe_images(
-    source: ImageSource, bundle: ModelBundle | None, *, workers: int, device: str, start_task: StartTask
-) -> ImageDescriptors:
-    thumbnails = make_thumbnails(source, workers=workers, progress=start_task("reading images", len(source)))
-    if bundle is None:
-        return ImageDescriptors.from_thumbnails(thumbnails)
-    progress = start_task("computing features", len(source))
-    features = compute_features(bundle, source, workers=workers, device=resolve_device(device), progress=progress)
-    return ImageDescriptors.from_thumbnails(thumbnails, features)

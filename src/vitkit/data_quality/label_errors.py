@@ -8,7 +8,7 @@ import torch
 from numpy.typing import NDArray
 from torch.nn import functional
 
-from vitkit.core.shapes import Bool, Float, Int, Tensor
+from vitkit.core.shapes import Bool, Tensor
 from vitkit.data.dataset import UNLABELED
 from vitkit.data_quality.near_duplicates import (
     MIN_DESCRIPTORS,
@@ -20,7 +20,7 @@ from vitkit.data_quality.near_duplicates import (
     reference_similarity,
 )
 from vitkit.evaluation.features import nearest_neighbors
-from vitkit.evaluation.fewshot import NEIGHBORS, TEMPERATURE, leave_one_out_logits, solve_ridge, temperature_scaled
+from vitkit.evaluation.fewshot import NEIGHBORS, TEMPERATURE, solve_ridge, temperature_scaled
 
 MIN_SCORE = 0.5
 """Score from which on a label is reported."""
@@ -81,11 +81,28 @@ def find_label_issues(
             excluded = _find_copies(images, rows, voters, columns)
             if name == voting_split:
                 excluded |= torch.from_numpy(columns == rows[:, None])
-            selected, weights = _weigh_votes(block.cosines, excluded, neighbors)
+            cosines = block.cosines.masked_fill(excluded, -torch.inf)
+            nearest, selected = cosines.topk(min(neighbors, cosines.shape[1]), dim=1)
+            weights = (nearest / TEMPERATURE).softmax(dim=1).nan_to_num(0.0)  # 0 if all are excluded
             partners = torch.from_numpy(columns).gather(1, selected)
             votes = torch.from_numpy(labels[voting_split])[partners]
             fractions = torch.zeros(len(votes), num_classes).scatter_add_(1, votes, weights)
-            issues += _select_issues(name, rows, labels[name][rows], fractions, partners, weights, min_score=min_score)
+            given_labels = labels[name][rows]
+            own = torch.from_numpy(given_labels).clamp(min=0)[:, None]
+            given_fraction = fractions.gather(1, own)[:, 0]
+            best, suggested = fractions.scatter(1, own, -1.0).max(dim=1)
+            is_issue = torch.from_numpy(given_labels != UNLABELED) & (best > 0) & (best - given_fraction >= min_score)
+            issues += [
+                LabelIssue(
+                    image=ImageRef(split=name, index=int(rows[row])),
+                    given_label=int(given_labels[row]),
+                    suggested_label=int(suggested[row]),
+                    given_fraction=float(given_fraction[row]),
+                    suggested_fraction=float(best[row]),
+                    neighbors=tuple(partners[row][weights[row] > 0][:REPORTED_NEIGHBORS].tolist()),
+                )
+                for row in torch.nonzero(is_issue)[:, 0].tolist()
+            ]
             progress(len(rows))
     if probability:
         probabilities = target_probabilities(splits, labels, num_classes=num_classes, voting_split=voting_split)
@@ -111,42 +128,6 @@ def _find_copies(
     return torch.from_numpy(copies)
 
 
-def _weigh_votes(
-    cosines: Float[Tensor, "R k"], excluded: Bool[Tensor, "R k"], neighbors: int
-) -> tuple[Int[Tensor, "R v"], Float[Tensor, "R v"]]:
-    """Return the nearest neighbors that are not excluded and the weights of their votes; 0 if there are none."""
-    count = min(neighbors, cosines.shape[1])
-    values, selected = cosines.masked_fill(excluded, -torch.inf).topk(count, dim=1)
-    return selected, (values / TEMPERATURE).softmax(dim=1).nan_to_num(0.0)
-
-
-def _select_issues(
-    split: str,
-    rows: NDArray[np.int64],
-    given_labels: NDArray[np.int64],
-    fractions: Float[Tensor, "R Y"],
-    partners: Int[Tensor, "R v"],
-    weights: Float[Tensor, "R v"],
-    *,
-    min_score: float,
-) -> list[LabelIssue]:
-    labeled = torch.from_numpy(given_labels != UNLABELED)
-    own = torch.from_numpy(given_labels).clamp(min=0)[:, None]
-    given_fraction = fractions.gather(1, own)[:, 0]
-    best, suggested = fractions.scatter(1, own, -1.0).max(dim=1)
-    return [
-        LabelIssue(
-            image=ImageRef(split=split, index=int(rows[row])),
-            given_label=int(given_labels[row]),
-            suggested_label=int(suggested[row]),
-            given_fraction=float(given_fraction[row]),
-            suggested_fraction=float(best[row]),
-            neighbors=tuple(partners[row][weights[row] > 0][:REPORTED_NEIGHBORS].tolist()),
-        )
-        for row in torch.nonzero(labeled & (best > 0) & (best - given_fraction >= min_score))[:, 0].tolist()
-    ]
-
-
 def target_probabilities(
     splits: Mapping[str, ImageDescriptors],
     labels: Mapping[str, NDArray[np.int64]],
@@ -163,7 +144,7 @@ def target_probabilities(
     labeled = labels[voting_split] != UNLABELED
     features, targets = torch.tensor(base[labeled]), torch.from_numpy(labels[voting_split][labeled])
     solution = solve_ridge(features, targets, num_classes=num_classes)
-    held_out_logits = leave_one_out_logits(solution, features, targets)
+    held_out_logits = solution.leave_one_out_logits(features, targets)
     head = temperature_scaled(solution.head(), held_out_logits, targets)
     scale = float(head.weight.norm() / solution.head().weight.norm().clamp(min=1e-12))
     probabilities = {}
@@ -171,8 +152,7 @@ def target_probabilities(
         assert images.features is not None
         rows = labels[name] != UNLABELED
         logits = held_out_logits * scale if name == voting_split else head(torch.tensor(images.features[rows]))
-        softmax = functional.softmax(logits, dim=1)
+        own = functional.softmax(logits, dim=1).gather(1, torch.from_numpy(labels[name][rows])[:, None])
         probabilities[name] = np.full(len(images), np.nan, dtype=np.float32)
-        own = torch.from_numpy(labels[name][rows])[:, None]
-        probabilities[name][rows] = softmax.gather(1, own)[:, 0].float().numpy()
+        probabilities[name][rows] = own[:, 0].float().numpy()
     return probabilities

@@ -7,7 +7,8 @@ small copies and JPEG lose them.
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from itertools import combinations
+from functools import partial
+from itertools import combinations, product
 
 import numpy as np
 import torch
@@ -18,7 +19,7 @@ from vitkit.core.shapes import Float, Tensor
 from vitkit.data.dataset import ImageSource
 from vitkit.data.decode import decode
 from vitkit.data.verify import map_images, read_image
-from vitkit.evaluation.features import Excluded, NeighborBlock, nearest_neighbors
+from vitkit.evaluation.features import Excluded, nearest_neighbors
 
 MIN_PIXELS, MAX_RELATIVE = 0.85, 0.2
 """Similarity of pixels of near-duplicates, and their distance relative to that of the most similar one of many random
@@ -49,9 +50,6 @@ CHUNK_SIZE = 2048
 Thumbnails = NDArray[np.uint8]
 Floats = NDArray[np.float32]
 Indices = NDArray[np.int64]
-
-
-# Thumbnails
 
 
 def make_thumbnails(
@@ -122,14 +120,13 @@ def compare_thumbnails(left: Thumbnails, right: Thumbnails) -> Floats:
     It is the smaller one of the whole and of the center, so that equal frames do not make images similar.
     """
     similarity = np.empty(len(left), dtype=np.float32)
+    shifts = [shift for shift in product(range(-MAX_SHIFT, MAX_SHIFT + 1), repeat=2) if any(shift)]
     for start in range(0, len(left), CHUNK_SIZE):
         one, other = whiten(left[start : start + CHUNK_SIZE]), whiten(right[start : start + CHUNK_SIZE])
         best = _correlate_shifted(one, other, 0, 0)
         close = best > MIN_UNSHIFTED
-        for down in range(-MAX_SHIFT, MAX_SHIFT + 1):
-            for across in range(-MAX_SHIFT, MAX_SHIFT + 1):
-                if close.any() and (down or across):
-                    best[close] = torch.maximum(best[close], _correlate_shifted(one[close], other[close], down, across))
+        for down, across in shifts if close.any() else ():
+            best[close] = torch.maximum(best[close], _correlate_shifted(one[close], other[close], down, across))
         similarity[start : start + CHUNK_SIZE] = best.numpy()
     return similarity
 
@@ -138,11 +135,9 @@ def _correlate_shifted(
     left: Float[Tensor, "N S S"], right: Float[Tensor, "N S S"], down: int, across: int
 ) -> Float[Tensor, "N"]:
     """Return the similarity if the right images are shifted by so many pixels."""
-    height, width = SIDE - abs(down), SIDE - abs(across)
-    left_top, left_start = max(down, 0), max(across, 0)
-    right_top, right_start = max(-down, 0), max(-across, 0)
-    one = left[:, left_top : left_top + height, left_start : left_start + width]
-    other = right[:, right_top : right_top + height, right_start : right_start + width]
+    rows, columns = SIDE - abs(down), SIDE - abs(across)
+    one = left[:, max(down, 0) :, max(across, 0) :][:, :rows, :columns]
+    other = right[:, max(-down, 0) :, max(-across, 0) :][:, :rows, :columns]
     center = slice(SIDE // 5, -(SIDE // 5))
     return torch.minimum(_correlate(one, other), _correlate(one[:, center, center], other[:, center, center]))
 
@@ -151,9 +146,6 @@ def _correlate(left: Float[Tensor, "N h w"], right: Float[Tensor, "N h w"]) -> F
     one, other = (images - images.mean(dim=(1, 2), keepdim=True) for images in (left, right))
     norm = (one.square().sum(dim=(1, 2)) * other.square().sum(dim=(1, 2))).sqrt()
     return (one * other).sum(dim=(1, 2)) / norm.clamp(min=1e-6)
-
-
-# Near-duplicates
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -223,16 +215,15 @@ def find_near_duplicates(
         # The larger split is scanned block by block, for each block of the smaller one.
         small, large = sorted((name, other_name), key=lambda split: len(splits[split]))
         exclude: Excluded = "self and before" if small == large else "nothing"
-        matches: dict[tuple[int, int], tuple[PairMatch, bool]] = {}
+        matches: dict[tuple[int, int], NearDuplicate] = {}
         for flipped in (False, True) if match_flips else (False,):
             left = splits[small].flip() if flipped else splits[small]
-            for match in _search(left, splits[large], exclude=exclude, progress=progress):
-                matches.setdefault(match[:2], (match, flipped))
-        for (row, column, pixels, features), flipped in matches.values():
-            one, other = ImageRef(split=small, index=row), ImageRef(split=large, index=column)
-            if one.split != name:
-                one, other = other, one
-            pairs.append(NearDuplicate(one=one, other=other, pixels=pixels, features=features, flipped=flipped))
+            for row, column, pixels, features in _search(left, splits[large], exclude=exclude, progress=progress):
+                refs = [ImageRef(split=small, index=row), ImageRef(split=large, index=column)]
+                one, other = refs if small == name else reversed(refs)
+                pair = NearDuplicate(one=one, other=other, pixels=pixels, features=features, flipped=flipped)
+                matches.setdefault((row, column), pair)
+        pairs += matches.values()
     return sorted(pairs, key=lambda pair: -pair.pixels)
 
 
@@ -240,32 +231,24 @@ def _search(
     left: ImageDescriptors, right: ImageDescriptors, *, exclude: Excluded, progress: Callable[[int], None]
 ) -> Iterator[PairMatch]:
     """Find candidates by descriptors and features, and yield those that are near-duplicates."""
-    searches = [nearest_neighbors(left.descriptors, right.descriptors, count=MAX_PARTNERS, exclude=exclude)]
-    min_cosines = [MIN_DESCRIPTORS]
+    search = partial(nearest_neighbors, count=MAX_PARTNERS, exclude=exclude)
+    searches = [search(left.descriptors, right.descriptors)]
     if left.features is not None and right.features is not None:
-        searches.append(nearest_neighbors(left.features, right.features, count=MAX_PARTNERS, exclude=exclude))
-        min_cosines.append(MIN_FEATURES)
+        searches.append(search(left.features, right.features))
     for blocks in zip(*searches, strict=True):
-        rows, columns = _list_candidates(blocks, min_cosines)
-        yield from _filter_candidates(left, right, rows, columns)
+        pairs = []
+        for block, min_cosine in zip(blocks, (MIN_DESCRIPTORS, MIN_FEATURES), strict=False):
+            row, neighbor = (block.cosines >= min_cosine).nonzero(as_tuple=True)
+            pairs.append(torch.stack([row + block.start, block.indices[row, neighbor]], dim=1))
+        candidates: Indices = torch.cat(pairs).unique(dim=0).numpy()
+        if len(candidates):
+            yield from _filter_candidates(left, right, candidates[:, 0], candidates[:, 1])
         progress(len(blocks[0].indices))
-
-
-def _list_candidates(blocks: tuple[NeighborBlock, ...], min_cosines: list[float]) -> tuple[Indices, Indices]:
-    pairs = [
-        torch.stack([row + block.start, block.indices[row, neighbor]], dim=1)
-        for block, min_cosine in zip(blocks, min_cosines, strict=True)
-        for row, neighbor in [(block.cosines >= min_cosine).nonzero(as_tuple=True)]
-    ]
-    unique: Indices = torch.cat(pairs).unique(dim=0).numpy()
-    return unique[:, 0], unique[:, 1]
 
 
 def _filter_candidates(
     left: ImageDescriptors, right: ImageDescriptors, rows: Indices, columns: Indices
-) -> list[PairMatch]:
-    if not len(rows):
-        return []
+) -> Iterator[PairMatch]:
     pixels = compare_thumbnails(left.thumbnails[rows], right.thumbnails[columns])
     features = _cosine_pairs(left, rows, right, columns)
     close = pixels >= (MIN_PIXELS if features is None else MIN_PIXELS_WITH_FEATURES)
@@ -280,15 +263,9 @@ def _filter_candidates(
         agrees &= pixels >= MIN_PIXELS_WITH_FEATURES
         agrees &= _relative_distance(pixels, reference[image_of_row]) <= MAX_RELATIVE_WITH_FEATURES
         same |= agrees
-    return [
-        (
-            int(rows[match]),
-            int(columns[match]),
-            min(float(pixels[match]), 1.0),
-            None if features is None else min(float(features[match]), 1.0),
-        )
-        for match in np.flatnonzero(same)
-    ]
+    for match in np.flatnonzero(same):
+        cosine = None if features is None else min(float(features[match]), 1.0)
+        yield int(rows[match]), int(columns[match]), min(float(pixels[match]), 1.0), cosine
 
 
 def _relative_distance(similarity: Floats, reference: Floats) -> Floats:
@@ -298,8 +275,7 @@ def _relative_distance(similarity: Floats, reference: Floats) -> Floats:
 def is_near_duplicate(pixels: Floats, reference: Floats) -> NDArray[np.bool_]:
     """Decide by the similarity of pixels alone, given the reference similarity of each image."""
     outstanding = (pixels >= MIN_PIXELS) & (_relative_distance(pixels, reference) <= MAX_RELATIVE)
-    same: NDArray[np.bool_] = (pixels >= MIN_PIXELS_COPY) | outstanding
-    return same
+    return np.logical_or(pixels >= MIN_PIXELS_COPY, outstanding)
 
 
 def reference_similarity(

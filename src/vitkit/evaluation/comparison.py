@@ -6,19 +6,23 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from vitkit.core.errors import InputError
+from vitkit.core.result import Result, draw
 from vitkit.core.sizes import pair
 from vitkit.data.loader import CPU
 from vitkit.evaluation.evaluation import EvaluationResult
 from vitkit.model.config import BiTConfig
 from vitkit.zoo.registry import Model
 from vitkit.zoo.variants import ModelConfig
+
+if TYPE_CHECKING:
+    import matplotlib.figure
 
 ModelFamily = Literal["ViT", "hybrid", "ResNet"]
 """The three model families of the paper."""
@@ -34,7 +38,7 @@ class ModelScores:
     count: int
     top1: float
     interval: tuple[float, float]
-    """95 % bootstrap interval of top1."""
+    """95 % interval (Wilson) of top1."""
     top5: float
     mean_per_class: float | None
     """Mean recall over classes."""
@@ -102,9 +106,7 @@ class Difference:
         if not self.is_significant:
             interval = f"{points:+.1f} points (95 % interval {low:.1f}…{high:.1f})".replace("-", "−")
             return f"no significant difference between {self.model} and {self.baseline}: {interval}"
-        if points < 0:
-            low, high = -high, -low
-        word = "better" if points > 0 else "worse"
+        word, low, high = ("better", low, high) if points > 0 else ("worse", -high, -low)
         interval = f"(95 % interval {low:.1f}…{high:.1f})"
         return f"{self.model} is {word} than {self.baseline} by {abs(points):.1f} points {interval}"
 
@@ -113,15 +115,22 @@ class Difference:
         return asdict(self) | {"is_significant": self.is_significant, "text": self.describe()}
 
 
-@dataclass(frozen=True, kw_only=True)
-class ComparisonResult:
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class ComparisonResult(Result):
     """Models side by side; `data` describes the images of all evaluations, None if each run has its own."""
 
     models: tuple[ComparedModel, ...]
     differences: tuple[Difference, ...] = ()
     data: str | None = None
-    warnings: tuple[str, ...] = ()
     report_path: Path | None = None
+
+    def plot(self) -> "matplotlib.figure.Figure":
+        """Draw accuracy over cost: training compute if it is known, else parameters."""
+        return draw("plot_comparison", self)
+
+    def highlights(self) -> dict[str, object]:
+        """Return the accuracy of each model."""
+        return {model.label: model.scores.top1 if model.scores else None for model in self.models}
 
     def to_dict(self) -> dict[str, object]:
         """Return what `vitkit compare --json` prints."""
@@ -140,24 +149,21 @@ class ComparisonResult:
 
 def model_family(config: ModelConfig) -> ModelFamily:
     """Return the family of a model."""
-    if isinstance(config, BiTConfig):
-        return "ResNet"
-    return "hybrid" if config.backbone else "ViT"
+    return "ResNet" if isinstance(config, BiTConfig) else "hybrid" if config.backbone else "ViT"
 
 
-def scores_from_dict(result: Mapping[str, object]) -> ModelScores:
+def scores_from_dict(result: Mapping[str, Any]) -> ModelScores:
     """Return the scores of an evaluation, from `EvaluationResult.to_dict` or as a run has stored it."""
     try:
-        low, high = result["intervals"]["top1"]  # type: ignore[index]
-        values = [each["recall"] for each in result["per_class"]]  # type: ignore[attr-defined]
-        recalls = [float(recall) for recall in values if recall is not None]
+        low, high = result["intervals"]["top1"]
+        recalls = [float(each["recall"]) for each in result["per_class"] if each["recall"] is not None]
         return ModelScores(
-            count=int(str(result["count"])),
-            top1=float(str(result["top1"])),
+            count=int(result["count"]),
+            top1=float(result["top1"]),
             interval=(float(low), float(high)),
-            top5=float(str(result["top5"])),
+            top5=float(result["top5"]),
             mean_per_class=statistics.fmean(recalls) if recalls else None,
-            ece=float(str(result["ece"])),
+            ece=float(result["ece"]),
         )
     except (KeyError, TypeError, ValueError) as error:
         raise InputError(f"not an evaluation result: {error}", hint="evaluate the run again with --data") from error
@@ -197,8 +203,6 @@ def paired_difference(
 def mcnemar_p_value(only_model: int, only_baseline: int) -> float:
     """Return the two-sided p-value of McNemar's exact test from the counts of discordant images."""
     total, fewer = only_model + only_baseline, min(only_model, only_baseline)
-    if total == 0:
-        return 1.0
     counts = torch.arange(fewer + 1, dtype=torch.float64)
     # In logarithms: binomial coefficients of thousands of images overflow a float.
     log_coefficients = torch.lgamma(torch.tensor(total + 1.0, dtype=torch.float64))
@@ -210,13 +214,9 @@ def compare_results(
     results: Sequence[EvaluationResult], names: Sequence[str], *, against: Literal["first", "best"] = "first"
 ) -> tuple[Difference, ...]:
     """Compare evaluations on the same images with the first, or with the best."""
-    base = 0 if against == "first" else max(range(len(results)), key=lambda index: results[index].top1)
-    correct = [result.targets == result.predictions for result in results]
-    return tuple(
-        paired_difference(correct[index], correct[base], names=(name, names[base]))
-        for index, name in enumerate(names)
-        if index != base
-    )
+    correct = {name: result.targets == result.predictions for name, result in zip(names, results, strict=True)}
+    base = names[0] if against == "first" else max(names, key=lambda name: float(correct[name].mean()))
+    return tuple(paired_difference(correct[name], correct[base], names=(name, base)) for name in names if name != base)
 
 
 @torch.inference_mode()

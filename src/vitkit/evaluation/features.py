@@ -8,8 +8,9 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import BinaryIO, Literal, NamedTuple
 
@@ -24,8 +25,9 @@ from vitkit.core.errors import DataError
 from vitkit.core.files import file_lock, write_text
 from vitkit.core.shapes import Float, Int, Tensor
 from vitkit.core.sizes import pair
-from vitkit.data.dataset import ImageSource, Subset, fingerprint_contents
-from vitkit.data.loader import CPU, make_evaluation_loader
+from vitkit.data.dataset import ImageSource, Subset
+from vitkit.data.fingerprint import fingerprint_contents
+from vitkit.data.loader import CPU, BatchLoader, make_evaluation_loader
 from vitkit.data.preprocessing import Preprocessing
 from vitkit.weights.bundle import ModelBundle
 
@@ -40,11 +42,17 @@ class LabeledFeatures:
     features: Float[Tensor, "N F"]
     targets: Int[Tensor, "N"]
 
+    @classmethod
+    def from_arrays(cls, features: NDArray[np.float32], labels: NDArray[np.int64]) -> "LabeledFeatures":
+        """Copy arrays: torch does not accept a read-only mapping."""
+        return cls(features=torch.tensor(features), targets=torch.tensor(labels))
+
     def select(self, indices: Int[Tensor, "n"]) -> "LabeledFeatures":
         """Return some of the images."""
         return LabeledFeatures(features=self.features[indices], targets=self.targets[indices])
 
 
+@torch.no_grad()
 def compute_features(
     bundle: ModelBundle,
     source: ImageSource,
@@ -59,20 +67,28 @@ def compute_features(
     """Return the features of every image, N × F, read-only; compute only those that are not in the cache."""
     if len(source) == 0:
         raise DataError("there are no images to compute features of", hint="choose a dataset or split that has images")
-    preprocessing = preprocessing or bundle.preprocessing
+    chosen = preprocessing or bundle.preprocessing
     if directory is None:
         with explain_io_errors(cache_root()):
             directory = create_cache_dir("features")
     directory.mkdir(parents=True, exist_ok=True)
-    content = f"{bundle.checksum()} {to_mapping(preprocessing)} {fingerprint_contents(source)}"
+    content = f"{bundle.checksum()} {to_mapping(chosen)} {fingerprint_contents(source).checksum}"
     path = directory / f"{hashlib.sha256(content.encode()).hexdigest()}.npy"
     with file_lock(path):
         if path.exists():
             mark_used(path)
             progress(len(source))
         else:
-            filler = _CacheFiller(path, bundle, preprocessing, device)
-            filler.fill(source, batch_size=batch_size, workers=workers, progress=progress)
+            model = bundle.build_model().to(device).eval()
+            width = model.features(torch.zeros(1, chosen.channels, *pair(chosen.image_size), device=device)).shape[1]
+            load = partial(
+                make_evaluation_loader, preprocessing=chosen, batch_size=batch_size, workers=workers, device=device
+            )
+
+            def extract(pixels: Tensor) -> NDArray[np.float32]:
+                return model.features(chosen.normalize(pixels.to(device))).float().cpu().numpy()
+
+            _fill_cache(path, source, load, extract, width=width, progress=progress)
             trim_cache(keep=path)
     features: NDArray[np.float32] = np.load(path, mmap_mode="r", allow_pickle=False)
     if len(features) != len(source):
@@ -81,71 +97,39 @@ def compute_features(
     return features
 
 
-def compute_labeled_features(
-    bundle: ModelBundle,
+def _fill_cache(
+    path: Path,
     source: ImageSource,
+    load: Callable[[ImageSource], BatchLoader],
+    extract: Callable[[Tensor], NDArray[np.float32]],
     *,
-    preprocessing: Preprocessing | None = None,
-    workers: int = 0,
-    device: torch.device = CPU,
-    progress: Callable[[int], None] = lambda images: None,
-) -> LabeledFeatures:
-    """Return the features of a source with its targets, in memory."""
-    features = compute_features(
-        bundle, source, preprocessing=preprocessing, workers=workers, device=device, progress=progress
-    )
-    # Copied: torch does not accept a read-only mapping.
-    return LabeledFeatures(features=torch.tensor(features), targets=torch.from_numpy(source.labels.copy()))
-
-
-class _CacheFiller:
-    """Computation of a cache file, in a partial file that is renamed when it is complete."""
-
-    def __init__(self, path: Path, bundle: ModelBundle, preprocessing: Preprocessing, device: torch.device) -> None:
-        self.path, self.partial, self.record = path, path.with_suffix(".partial.npy"), path.with_suffix(".json")
-        self.model = bundle.build_model().to(device).eval()
-        self.preprocessing, self.device = preprocessing, device
-
-    @torch.no_grad()
-    def fill(self, source: ImageSource, *, batch_size: int, workers: int, progress: Callable[[int], None]) -> None:
-        rows = self._completed_rows()
-        image = torch.zeros(1, self.preprocessing.channels, *pair(self.preprocessing.image_size), device=self.device)
-        width = self.model.features(image).shape[1]
-        progress(rows)
-        loader = make_evaluation_loader(
-            Subset(source, range(rows, len(source))),
-            preprocessing=self.preprocessing,
-            batch_size=batch_size,
-            workers=workers,
-            device=self.device,
-        )
-        with explain_io_errors(self.partial), self.partial.open("r+b" if rows else "w+b") as file, loader as batches:
-            _write_header(file, rows=len(source), width=width)
-            file.seek(rows * width * np.dtype(np.float32).itemsize, os.SEEK_CUR)
-            file.truncate()
-            for count, batch in enumerate(batches, start=1):
-                images = self.preprocessing.normalize(batch.pixels.to(self.device))
-                file.write(self.model.features(images).float().cpu().numpy().tobytes())
-                rows += len(images)
-                progress(len(images))
-                if count % SAVE_EVERY == 0:
-                    _sync(file)
-                    write_text(self.record, json.dumps({"done": rows}))
-            _sync(file)
-        self.partial.replace(self.path)
-        self.record.unlink(missing_ok=True)
-
-    def _completed_rows(self) -> int:
-        try:
-            rows = json.loads(self.record.read_bytes())["done"]
-        except (OSError, ValueError, KeyError, TypeError):
-            return 0
-        return rows if self.partial.exists() and isinstance(rows, int) else 0
-
-
-def _write_header(file: BinaryIO, *, rows: int, width: int) -> None:
-    dtype = np.lib.format.dtype_to_descr(np.dtype(np.float32))
-    np.lib.format.write_array_header_1_0(file, {"descr": dtype, "fortran_order": False, "shape": (rows, width)})
+    width: int,
+    progress: Callable[[int], None],
+) -> None:
+    """Compute a cache file, in a partial file that is renamed when it is complete; `record` counts its rows."""
+    unfinished, record = path.with_suffix(".partial.npy"), path.with_suffix(".json")
+    rows = 0
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        done = json.loads(record.read_bytes())["done"]
+        rows = done if unfinished.exists() and isinstance(done, int) else 0
+    progress(rows)
+    batches = load(Subset(source, range(rows, len(source))))
+    with explain_io_errors(unfinished), unfinished.open("r+b" if rows else "w+b") as file, batches:
+        dtype = np.dtype(np.float32)
+        header = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": (len(source), width)}
+        np.lib.format.write_array_header_1_0(file, header)
+        file.seek(rows * width * dtype.itemsize, os.SEEK_CUR)
+        file.truncate()
+        for count, batch in enumerate(batches, start=1):
+            file.write(extract(batch.pixels).tobytes())
+            rows += len(batch.pixels)
+            progress(len(batch.pixels))
+            if count % SAVE_EVERY == 0:
+                _sync(file)
+                write_text(record, json.dumps({"done": rows}))
+        _sync(file)
+    unfinished.replace(path)
+    record.unlink(missing_ok=True)
 
 
 def _sync(file: BinaryIO) -> None:
@@ -159,10 +143,8 @@ def explain_io_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise DataError(
-            f"{error.filename or path}: {error.strerror or error}",
-            hint="free some space, or set VITKIT_CACHE to a directory that has some, and run the command again",
-        ) from error
+        hint = "free some space, or set VITKIT_CACHE to a directory that has some, and run the command again"
+        raise DataError(f"{error.filename or path}: {error.strerror or error}", hint=hint) from error
 
 
 # Nearest neighbors, in blocks of bounded memory
@@ -194,33 +176,22 @@ def nearest_neighbors(
     """
     for start in range(0, len(left), ROWS):
         rows = normalize_rows(left[start : start + ROWS])
-        best = NeighborBlock(start, torch.full((len(rows), count), -2.0), torch.full((len(rows), count), -1))
+        best, indices = torch.full((len(rows), count), -2.0), torch.full((len(rows), count), -1)
         for first in range(0, len(right), COLUMNS):
             if exclude == "self and before" and first + COLUMNS <= start:
                 continue
             cosines = rows @ normalize_rows(right[first : first + COLUMNS]).T
-            _exclude(cosines, start=start, first=first, exclude=exclude)
-            best = _merge(best, cosines, first=first)
-        yield best
+            if exclude != "nothing":
+                row = torch.arange(start, start + cosines.shape[0])[:, None]
+                column = torch.arange(first, first + cosines.shape[1])[None]
+                cosines[column <= row if exclude == "self and before" else column == row] = -2.0
+            values, columns = cosines.topk(min(count, cosines.shape[1]), dim=1)
+            columns = torch.where(values > -2.0, columns + first, -1)
+            best, positions = torch.cat([best, values], dim=1).topk(count, dim=1)
+            indices = torch.cat([indices, columns], dim=1).gather(1, positions)
+        yield NeighborBlock(start, best, indices)
 
 
 def normalize_rows(rows: NDArray[np.float32]) -> Float[Tensor, "R F"]:
     """Return a copy of the rows with unit length; they may be memory-mapped and read-only."""
     return functional.normalize(torch.tensor(rows, dtype=torch.float32), dim=1)
-
-
-def _exclude(cosines: Float[Tensor, "R C"], *, start: int, first: int, exclude: Excluded) -> None:
-    if exclude == "nothing":
-        return
-    row = torch.arange(start, start + cosines.shape[0])[:, None]
-    column = torch.arange(first, first + cosines.shape[1])[None]
-    cosines[column <= row if exclude == "self and before" else column == row] = -2.0
-
-
-def _merge(best: NeighborBlock, cosines: Float[Tensor, "R C"], *, first: int) -> NeighborBlock:
-    count = best.cosines.shape[1]
-    values, columns = cosines.topk(min(count, cosines.shape[1]), dim=1)
-    columns = torch.where(values > -2.0, columns + first, -1)
-    all_values, all_columns = torch.cat([best.cosines, values], dim=1), torch.cat([best.indices, columns], dim=1)
-    largest, positions = all_values.topk(count, dim=1)
-    return NeighborBlock(best.start, largest, all_columns.gather(1, positions))

@@ -1,15 +1,16 @@
 """Few-shot evaluation: classifiers fitted to the features of a few images of each class."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
 import numpy as np
 import torch
 from torch.nn import functional
 
 from vitkit.core.errors import DataError, InputError
+from vitkit.core.result import Result, draw
 from vitkit.core.shapes import Float, Int, Tensor
 from vitkit.data.dataset import Dataset, ImageSource, hold_out
 from vitkit.data.preprocessing import Preprocessing
@@ -18,6 +19,9 @@ from vitkit.evaluation.evaluation import require_labels
 from vitkit.evaluation.features import LabeledFeatures
 from vitkit.model.config import ViTConfig
 from vitkit.weights.bundle import ModelBundle
+
+if TYPE_CHECKING:
+    import matplotlib.figure
 
 Method = Literal["ridge", "knn", "logistic"]
 METHODS: tuple[Method, ...] = get_args(Method)
@@ -58,8 +62,8 @@ class ShotScore:
         return plain | ({"l2": list(self.l2)} if self.l2 else {})
 
 
-@dataclass(frozen=True, kw_only=True)
-class FewShotResult:
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class FewShotResult(Result):
     """Few-shot accuracy by number of shots, for one method or all."""
 
     model: str
@@ -70,7 +74,15 @@ class FewShotResult:
     skipped: tuple[BadFile, ...] = ()
     model_path: Path | None = None
     """Where the model with a few-shot head was saved."""
-    warnings: tuple[str, ...] = ()
+
+    def plot(self) -> "matplotlib.figure.Figure":
+        """Draw accuracy over shots, with the standard deviation over seeds."""
+        return draw("plot_fewshot", self)
+
+    def highlights(self) -> dict[str, object]:
+        """Return the mean accuracy for each number of shots."""
+        scores = {f"shots{count}": score.mean for count, score in self.shots.items()}
+        return {"model": self.model, "method": self.method, **scores}
 
     @property
     def method(self) -> Method:
@@ -88,14 +100,9 @@ class FewShotResult:
             method: {str(shots): score.to_dict() for shots, score in scores.items()}
             for method, scores in self.methods.items()
         }
-        others = {method: scores for method, scores in plain.items() if method != self.method}
-        return {
-            "model": self.model,
-            "classes": len(self.labels),
-            "method": self.method,
-            "shots": plain[self.method],
-            "skipped": [{"file": file.name, "reason": file.reason} for file in self.skipped],
-        } | others
+        result = {"model": self.model, "classes": len(self.labels), "method": self.method}
+        result |= {"shots": plain.pop(self.method)}
+        return result | {"skipped": [{"file": file.name, "reason": file.reason} for file in self.skipped]} | plain
 
 
 def fewshot_splits(data: Dataset) -> tuple[ImageSource, ImageSource]:
@@ -118,12 +125,9 @@ def sample_shots(targets: Int[Tensor, "N"], *, num_classes: int, shots: int, see
     generator = np.random.default_rng(seed)
     images = [generator.permutation(np.flatnonzero(targets.numpy() == label)) for label in range(num_classes)]
     smallest = min(range(num_classes), key=lambda label: len(images[label]))
-    if len(images[smallest]) < shots:
-        raise DataError(
-            f"class {smallest} has too few images for {shots} shots",
-            expected=f"{shots} images",
-            got=len(images[smallest]),
-        )
+    if (count := len(images[smallest])) < shots:
+        message = f"class {smallest} has too few images for {shots} shots"
+        raise DataError(message, expected=f"{shots} images", got=count)
     return torch.from_numpy(np.concatenate([each[:shots] for each in images]))
 
 
@@ -151,7 +155,7 @@ def score_shots(
             sample = train.select(sample_shots(train.targets, num_classes=num_classes, shots=count, seed=seed))
             is_swept = sweep_l2 and method == "ridge"
             l2 = select_l2(sample, num_classes=num_classes, shots=count) if is_swept else L2
-            predictions = CLASSIFIERS[method](sample, num_classes, l2)(test.features)
+            predictions = predict_classes(method, sample, test.features, num_classes=num_classes, l2=l2)
             accuracies.append(float((predictions == test.targets).float().mean()))
             l2_values.append(l2)
         scores[count] = ShotScore(seeds=tuple(accuracies), l2=tuple(l2_values) if method == "ridge" else ())
@@ -211,10 +215,19 @@ class RidgeSolution:
         bias = BIAS**2 * self.target_sums / (BIAS**2 * self.images + l2)
         return LinearHead(weight=weight.T.contiguous(), bias=bias - self.mean @ weight)
 
-    def leverage(self, features: Float[Tensor, "N F"], l2: float = L2) -> Float[Tensor, "N"]:
-        """Return the leverage of each training image, the weight of its own target in its prediction: 0..1."""
+    def leave_one_out_logits(
+        self, features: Float[Tensor, "N F"], targets: Int[Tensor, "N"], *, l2: float = L2
+    ) -> Float[Tensor, "N Y"]:
+        """Return the logits of each training image from a head fitted without it, in closed form.
+
+        Mean and deviation stay those of all images.
+        """
         projected = ((features.double() - self.mean) / self.deviation) @ self.directions
-        return (projected.square_() / (self.eigenvalues + l2)).sum(dim=1) + BIAS**2 / (BIAS**2 * self.images + l2)
+        # The leverage of an image, 0..1, is the weight of its own target in its prediction.
+        leverage = (projected.square_() / (self.eigenvalues + l2)).sum(dim=1) + BIAS**2 / (BIAS**2 * self.images + l2)
+        leverage = leverage[:, None].clamp(max=1 - 1e-9)
+        signs = functional.one_hot(targets, len(self.target_sums)).double() * 2 - 1
+        return (self.head(l2)(features) - leverage * signs) / (1 - leverage)
 
 
 def solve_ridge(features: Float[Tensor, "N F"], targets: Int[Tensor, "N"], *, num_classes: int) -> RidgeSolution:
@@ -223,12 +236,16 @@ def solve_ridge(features: Float[Tensor, "N F"], targets: Int[Tensor, "N"], *, nu
         raise InputError("no labeled features to fit", expected="a label for each image", got=len(targets))
     mean = torch.stack([rows.double().sum(dim=0) for rows in features.split(CHUNK)]).sum(dim=0) / len(features)
     sums = torch.zeros(num_classes, features.shape[1], dtype=torch.float64)
-    is_dual = len(features) < features.shape[1]
-    if is_dual:
+    if len(features) < features.shape[1]:
         centered = features.double() - mean
         deviation = centered.square().mean(dim=0).sqrt() + EPS
         sums.index_add_(0, targets, centered)
-        eigenvalues, directions = _decompose_dual(centered / deviation)
+        # XᵀX is decomposed through XXᵀ, the smaller matrix if there are fewer images than features.
+        standard = centered / deviation
+        eigenvalues, vectors = torch.linalg.eigh(standard @ standard.T)
+        is_positive = eigenvalues > eigenvalues[-1] * 1e-12  # centering makes at least one eigenvalue 0
+        eigenvalues = eigenvalues[is_positive]
+        directions = standard.T @ (vectors[:, is_positive] / eigenvalues.sqrt())
     else:
         gram = torch.zeros(features.shape[1], features.shape[1], dtype=torch.float64)
         for rows, labels in zip(features.split(CHUNK), targets.split(CHUNK), strict=True):
@@ -250,26 +267,6 @@ def solve_ridge(features: Float[Tensor, "N F"], targets: Int[Tensor, "N"], *, nu
     )
 
 
-def _decompose_dual(standard: Float[Tensor, "N F"]) -> tuple[Float[Tensor, "E"], Float[Tensor, "F E"]]:
-    """Decompose XᵀX through XXᵀ, the smaller matrix if there are fewer images than features."""
-    eigenvalues, vectors = torch.linalg.eigh(standard @ standard.T)
-    is_positive = eigenvalues > eigenvalues[-1] * 1e-12  # centering makes at least one eigenvalue 0
-    eigenvalues = eigenvalues[is_positive]
-    return eigenvalues, standard.T @ (vectors[:, is_positive] / eigenvalues.sqrt())
-
-
-def leave_one_out_logits(
-    solution: RidgeSolution, features: Float[Tensor, "N F"], targets: Int[Tensor, "N"], *, l2: float = L2
-) -> Float[Tensor, "N Y"]:
-    """Return the logits of each training image from a head fitted without it, in closed form.
-
-    Mean and deviation stay those of all images.
-    """
-    leverage = solution.leverage(features, l2)[:, None].clamp(max=1 - 1e-9)
-    signs = functional.one_hot(targets, len(solution.target_sums)).double() * 2 - 1
-    return (solution.head(l2)(features) - leverage * signs) / (1 - leverage)
-
-
 def temperature_scaled(head: LinearHead, logits: Float[Tensor, "N Y"], targets: Int[Tensor, "N"]) -> LinearHead:
     """Scale a head by the factor with the lowest cross-entropy on held-out logits.
 
@@ -281,41 +278,28 @@ def temperature_scaled(head: LinearHead, logits: Float[Tensor, "N Y"], targets: 
     return LinearHead(weight=head.weight * factor, bias=head.bias * factor)
 
 
-# Classifiers
+def predict_classes(
+    method: Method, sample: LabeledFeatures, features: Float[Tensor, "N F"], *, num_classes: int, l2: float = L2
+) -> Int[Tensor, "N"]:
+    """Return the classes of features by a classifier fitted to a sample; `l2` is that of the ridge regression."""
+    if method == "knn":
+        return predict_knn(sample, features, num_classes=num_classes)
+    if method == "ridge":
+        return solve_ridge(sample.features, sample.targets, num_classes=num_classes).head(l2)(features).argmax(dim=1)
+    return fit_logistic_head(sample, num_classes=num_classes)(features).argmax(dim=1)
 
-Classifier = Callable[[Float[Tensor, "N F"]], Int[Tensor, "N"]]
-"""Function from features to predicted classes."""
 
-
-def fit_ridge(sample: LabeledFeatures, num_classes: int, l2: float) -> Classifier:
-    """Fit the paper's ridge regression."""
-    head = solve_ridge(sample.features, sample.targets, num_classes=num_classes).head(l2)
-    return lambda features: head(features).argmax(dim=1)
-
-
-def fit_knn(sample: LabeledFeatures, num_classes: int, l2: float) -> Classifier:
-    """Return a k-NN classifier by cosine similarity with softmax weights."""
-    del l2
+def predict_knn(sample: LabeledFeatures, features: Float[Tensor, "N F"], *, num_classes: int) -> Int[Tensor, "N"]:
+    """Return the classes of features by the cosines of their nearest neighbors, with softmax weights."""
     references = functional.normalize(sample.features.float(), dim=1)
-    votes = functional.one_hot(sample.targets, num_classes).float()
-
-    def predict(features: Float[Tensor, "N F"]) -> Int[Tensor, "N"]:
-        predictions = []
-        for chunk in features.split(1024):
-            similarity = functional.normalize(chunk.float(), dim=1) @ references.T
-            nearest = similarity.topk(min(NEIGHBORS, len(references)), dim=1)
-            weights = (nearest.values / TEMPERATURE).softmax(dim=1)
-            predictions.append((weights[:, :, None] * votes[nearest.indices]).sum(dim=1).argmax(dim=1))
-        return torch.cat(predictions)
-
-    return predict
-
-
-def fit_logistic(sample: LabeledFeatures, num_classes: int, l2: float) -> Classifier:
-    """Fit softmax regression."""
-    del l2
-    head = fit_logistic_head(sample, num_classes=num_classes)
-    return lambda features: head(features).argmax(dim=1)
+    predictions = []
+    for chunk in features.split(1024):
+        similarity = functional.normalize(chunk.float(), dim=1) @ references.T
+        nearest = similarity.topk(min(NEIGHBORS, len(references)), dim=1)
+        weights = (nearest.values / TEMPERATURE).softmax(dim=1)
+        votes = torch.zeros(len(chunk), num_classes).scatter_add_(1, sample.targets[nearest.indices], weights)
+        predictions.append(votes.argmax(dim=1))
+    return torch.cat(predictions)
 
 
 def fit_logistic_head(sample: LabeledFeatures, *, num_classes: int, decay: float = 1.0) -> LinearHead:
@@ -340,21 +324,11 @@ def fit_logistic_head(sample: LabeledFeatures, *, num_classes: int, decay: float
     return LinearHead(weight=scaled, bias=bias.detach() - scaled @ mean)
 
 
-CLASSIFIERS: dict[Method, Callable[[LabeledFeatures, int, float], Classifier]] = {
-    "ridge": fit_ridge,
-    "knn": fit_knn,
-    "logistic": fit_logistic,
-}
-
-
-# Models with a few-shot head
-
-
 def fit_head(train: LabeledFeatures, *, num_classes: int, shots: int) -> LinearHead:
     """Fit a head with calibrated probabilities to the first draw of some shots."""
     sample = train.select(sample_shots(train.targets, num_classes=num_classes, shots=shots, seed=0))
     solution = solve_ridge(sample.features, sample.targets, num_classes=num_classes)
-    held_out = leave_one_out_logits(solution, sample.features, sample.targets)
+    held_out = solution.leave_one_out_logits(sample.features, sample.targets)
     return temperature_scaled(solution.head(), held_out, sample.targets)
 
 

@@ -9,7 +9,7 @@ import io
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 from pathlib import Path
@@ -20,12 +20,11 @@ import torch
 from numpy.typing import NDArray
 
 from vitkit.core.errors import DataError, InputError
-from vitkit.core.shapes import Bool, Float, Int, Tensor
+from vitkit.core.files import read_text
+from vitkit.core.shapes import Float, Int, Tensor
 from vitkit.data.dataset import ImageSource, Subset
 from vitkit.data.layouts.files import shorten_list
-from vitkit.evaluation.evaluation import EvaluationResult, check_finite, evaluate_logits
-from vitkit.evaluation.logits import LabeledLogits
-from vitkit.evaluation.metrics import bootstrap_interval
+from vitkit.evaluation.evaluation import EvaluationResult, ImageMetrics, check_finite
 
 LogitScope = Literal["mapped", "all"]
 """Logits that compete: those of mapped classes only, or all."""
@@ -69,10 +68,8 @@ class LabelMap:
 
     def __post_init__(self) -> None:
         if not any(self.model_classes):
-            raise DataError(
-                f"the label map {self.name} has no class of the dataset",
-                got=f"classes such as {shorten_list(self.classes)}",
-            )
+            got = f"classes such as {shorten_list(self.classes)}"
+            raise DataError(f"the label map {self.name} has no class of the dataset", got=got)
 
     @property
     def mapped_labels(self) -> tuple[int, ...]:
@@ -94,9 +91,6 @@ class LabelMap:
         """Return the value of "label_map" in `vitkit eval --json`."""
         classes = len(self.mapped_labels)
         return {"name": self.name, "classes": classes, "logits": self.logits, "left_out": self.unmapped_classes}
-
-
-# ImageNet classes
 
 
 @cache
@@ -122,12 +116,10 @@ def imagenet_indices(labels: Sequence[str]) -> NDArray[np.int64]:
         or all(word in labels[index].lower() for index, word in LANDMARKS.items())
     )
     if not is_usual_order:
-        raise DataError(
-            "the model's classes are not ImageNet's",
-            expected="1,000 classes in the usual order, or WordNet ids such as n01440764",
-            got=f"{len(labels)} classes: {shorten_list(labels, limit=3)}",
-            hint="map its classes with --label-map FILE",
-        )
+        expected = "1,000 classes in the usual order, or WordNet ids such as n01440764"
+        got = f"{len(labels)} classes: {shorten_list(labels, limit=3)}"
+        hint = "map its classes with --label-map FILE"
+        raise DataError("the model's classes are not ImageNet's", expected=expected, got=got, hint=hint)
     return np.arange(len(labels), dtype=np.int64)
 
 
@@ -137,19 +129,10 @@ def imagenet_index(name: str, *, names: NameKind = "either") -> int | None:
     >>> imagenet_index("n01443537"), imagenet_index("10"), imagenet_index("0007"), imagenet_index("tench")
     (1, 10, 7, None)
     """
-    if names != "numbers" and WNID.fullmatch(name):
-        return _wnid_indices().get(name)
-    if names != "wnids" and NUMBER.fullmatch(name) and int(name) < len(imagenet_wnids()):
+    wnids = imagenet_wnids()
+    if names != "wnids" and NUMBER.fullmatch(name) and int(name) < len(wnids):
         return int(name)
-    return None
-
-
-@cache
-def _wnid_indices() -> dict[str, int]:
-    return {wnid: index for index, wnid in enumerate(imagenet_wnids())}
-
-
-# Sources of label maps
+    return wnids.index(name) if names != "numbers" and name in wnids else None
 
 
 def published_label_map(name: str, *, classes: Sequence[str], labels: Sequence[str]) -> LabelMap:
@@ -158,13 +141,12 @@ def published_label_map(name: str, *, classes: Sequence[str], labels: Sequence[s
     positions = [imagenet_index(each, names=dataset.names) for each in classes]
     if unknown := [each for each, position in zip(classes, positions, strict=True) if position is None]:
         example = {"wnids": "n01440764", "numbers": "0 to 999", "either": "n01440764, or 0 to 999"}[dataset.names]
-        raise DataError(
-            f"these are not the classes of {name}: {shorten_list(unknown)}", expected=f"class names such as {example}"
-        )
-    model_indices = [int(indices[position]) for position in positions if position is not None]
+        message = f"these are not the classes of {name}: {shorten_list(unknown)}"
+        raise DataError(message, expected=f"class names such as {example}")
     warnings = []
     if name != "imagenet" and len(classes) != dataset.num_classes:
         warnings.append(f"{name} has {dataset.num_classes:,} classes, these images have {len(classes):,}")
+    model_indices = [int(indices[position]) for position in positions if position is not None]
     return LabelMap(
         name=name,
         classes=tuple(classes),
@@ -184,26 +166,23 @@ def load_label_map(path: Path, *, classes: Sequence[str], labels: Sequence[str])
     A class of the model is given by its index, label or WordNet id; JSON may have a list of them, CSV several lines.
     Only logits of mapped classes compete, unless JSON has {"logits": "all", "classes": {…}}.
     """
-    raw, logits = read_label_map(path)
+    try:
+        text = read_text(path)
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{path} cannot be read: {error}", hint="pass a JSON or CSV file") from error
+    parse = _parse_csv if path.suffix.lower() == ".csv" else _parse_json
+    raw, logits = parse(path, text)
     # A map may cover more classes than the dataset has, but one without a common class is of another dataset.
     if not set(raw) & set(classes):
         expected, got = shorten_list(list(classes)), shorten_list(list(raw))
         raise DataError(f"{path} has no class of the dataset", expected=expected, got=got)
-    wnids = imagenet_indices(labels) if _uses_wnids(raw, labels) else None
+    names = {each for group in raw.values() for each in group if isinstance(each, str)} - set(labels)
+    wnids = imagenet_indices(labels) if any(map(WNID.fullmatch, names)) else None
     model_classes = tuple(
         tuple(dict.fromkeys(resolve_class(each, labels=labels, wnids=wnids, path=path) for each in raw.get(name, ())))
         for name in classes
     )
     return LabelMap(name=path.name, classes=tuple(classes), model_classes=model_classes, logits=logits)
-
-
-def read_label_map(path: Path) -> tuple[RawLabelMap, LogitScope]:
-    """Read a JSON or CSV file without resolving its classes."""
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{path} cannot be read: {error}", hint="pass a JSON or CSV file") from error
-    return (_parse_csv(path, text), "mapped") if path.suffix.lower() == ".csv" else _parse_json(path, text)
 
 
 def _parse_json(path: Path, text: str) -> tuple[RawLabelMap, LogitScope]:
@@ -228,7 +207,7 @@ def _parse_json(path: Path, text: str) -> tuple[RawLabelMap, LogitScope]:
     return raw, logits
 
 
-def _parse_csv(path: Path, text: str) -> RawLabelMap:
+def _parse_csv(path: Path, text: str) -> tuple[RawLabelMap, LogitScope]:
     reader = csv.DictReader(io.StringIO(text, newline=""))
     if not {"class", "model_class"} <= set(reader.fieldnames or ()):
         got = ",".join(reader.fieldnames or ())
@@ -239,12 +218,7 @@ def _parse_csv(path: Path, text: str) -> RawLabelMap:
         # All CSV values are text: digits are an index.
         values = () if not value else (int(value) if value.isascii() and value.isdigit() else value,)
         raw[name] = (*raw.get(name, ()), *values)
-    return raw
-
-
-def _uses_wnids(raw: RawLabelMap, labels: Sequence[str]) -> bool:
-    values = (each for group in raw.values() for each in group)
-    return any(isinstance(each, str) and each not in set(labels) and WNID.fullmatch(each) for each in values)
+    return raw, "mapped"
 
 
 def resolve_class(value: int | str, *, labels: Sequence[str], wnids: NDArray[np.int64] | None, path: Path) -> int:
@@ -261,80 +235,57 @@ def resolve_class(value: int | str, *, labels: Sequence[str], wnids: NDArray[np.
     raise DataError(f"{path} has a class that the model lacks", expected=shorten_list(list(labels)), got=value)
 
 
-# Evaluation
-
-
-def evaluate_mapped(labeled: LabeledLogits, label_map: LabelMap, *, seed: int = 0) -> EvaluationResult:
-    """Evaluate logits with a label map.
+class MappedMetrics:
+    """Metrics of images whose classes correspond to those of the model by a label map.
 
     The labels of the result are the mapped classes of the dataset, plus one for all others if all logits compete. The
     logit of a class with several counterparts is the largest of theirs.
     """
-    mapped = label_map.mapped_labels
-    position = torch.full((len(label_map.classes),), -1)
-    position[list(mapped)] = torch.arange(len(mapped))
-    targets = position[labeled.targets]
-    if (targets < 0).any():
-        raise InputError("some images have a class without counterpart in the model", hint="exclude them: restrict()")
-    check_finite(labeled.logits)
-    groups = [list(label_map.model_classes[label]) for label in mapped]
-    members = {index for group in groups for index in group}
-    others = [] if label_map.logits == "mapped" else sorted(set(range(labeled.logits.shape[1])) - members)
-    all_groups = [*groups, others] if others else groups
-    names = tuple(label_map.classes[label] for label in mapped) + ((OTHER_CLASS,) if others else ())
-    competing = sorted(members | set(others))
-    correct = {
-        name: mapped_top_k(labeled.logits, targets, groups=groups, competing=competing, k=k)
-        for name, k in (("top1", 1), ("top5", 5))
-    }
-    predictions = torch.tensor(competing)[labeled.logits[:, competing].argmax(dim=1)]
-    predicted = _predicted_groups(predictions, targets, correct["top1"], groups=all_groups)
-    logits = torch.stack([labeled.logits[:, group].amax(dim=1) for group in all_groups], dim=1)
-    result = evaluate_logits(_break_ties(logits, predicted), targets, labels=names, seed=seed)
-    # Top-5 is among the model's classes, of which several may belong to one class of the dataset.
-    return replace(
-        result,
-        top1=correct["top1"].double().mean().item(),
-        top5=correct["top5"].double().mean().item(),
-        intervals={name: bootstrap_interval(each, seed=seed) for name, each in correct.items()},
-    )
 
+    def __init__(self, label_map: LabelMap, *, num_classes: int, count: int, keep_probabilities: bool = False) -> None:
+        mapped = label_map.mapped_labels
+        self.positions = torch.full((len(label_map.classes),), -1)
+        self.positions[list(mapped)] = torch.arange(len(mapped))
+        groups = [sorted(label_map.model_classes[label]) for label in mapped]
+        members = {index for group in groups for index in group}
+        others = [] if label_map.logits == "mapped" else sorted(set(range(num_classes)) - members)
+        all_groups = [*groups, others] if others else groups
+        pairs = [(index, label) for label, group in enumerate(all_groups) for index in group]
+        self.members, self.groups = torch.tensor(pairs).unbind(dim=1)
+        self.competing = sorted(members | set(others))
+        # A wrong prediction counts for the first group that contains it.
+        first_group = dict(reversed(pairs))
+        self.first_group = torch.tensor([first_group[index] for index in self.competing])
+        names = tuple(label_map.classes[label] for label in mapped) + ((OTHER_CLASS,) if others else ())
+        self.images = ImageMetrics(names, count=count, keep_probabilities=keep_probabilities)
 
-def mapped_top_k(
-    logits: Float[Tensor, "N Y"],
-    targets: Int[Tensor, " N"],
-    *,
-    groups: Sequence[Sequence[int]],
-    competing: Sequence[int],
-    k: int,
-) -> Bool[Tensor, " N"]:
-    """Return whether one of the k largest competing logits belongs to the group of the target."""
-    is_member = torch.zeros(len(groups), logits.shape[1], dtype=torch.bool)
-    for label, group in enumerate(groups):
-        is_member[label, list(group)] = True
-    # Of equal logits the lower class comes first, as in `top_k`.
-    largest, argmax = logits.masked_fill(~is_member[targets], -torch.inf).max(dim=1, keepdim=True)
-    index = torch.arange(logits.shape[1])
-    precedes = (logits > largest) | ((logits == largest) & (index < argmax))
-    return precedes[:, list(competing)].sum(dim=1) < k
+    def add(self, logits: Float[Tensor, "N Y"], targets: Int[Tensor, " N"]) -> None:
+        """Add a batch: logits of the model's classes, and classes of the dataset."""
+        targets = self.positions[targets]
+        if (targets < 0).any():
+            message = "some images have a class without counterpart in the model"
+            raise InputError(message, hint="exclude them: restrict()")
+        check_finite(logits)
+        # Top-5 is among the model's classes, of which several may belong to one class of the dataset.
+        ranks = self._ranks(logits, targets)
+        predictions = self.first_group[logits[:, self.competing].argmax(dim=1)]
+        predictions = torch.where(ranks < 1, targets, predictions)
+        mapped = logits.new_full((len(logits), len(self.images.labels)), -torch.inf)
+        mapped.scatter_reduce_(1, self.groups.expand(len(logits), -1), logits[:, self.members], "amax")
+        # One class of the model may be in two groups: raise the logit of the predicted one above its equals.
+        rows = (mapped.argmax(dim=1) != predictions).nonzero()[:, 0]
+        mapped[rows, predictions[rows]] = torch.nextafter(mapped[rows].amax(dim=1), torch.tensor(torch.inf))
+        self.images.add(mapped, targets, ranks=ranks)
 
+    def result(self) -> EvaluationResult:
+        """Return the metrics of all images that were added."""
+        return self.images.result()
 
-def _predicted_groups(
-    predictions: Int[Tensor, " N"],
-    targets: Int[Tensor, " N"],
-    correct: Bool[Tensor, " N"],
-    *,
-    groups: Sequence[Sequence[int]],
-) -> Int[Tensor, " N"]:
-    """Return the group of each prediction: the target's if correct, else the first that contains it."""
-    first = {index: label for label, group in reversed(list(enumerate(groups))) for index in group}
-    wrong = torch.tensor([first[index] for index in predictions.tolist()], dtype=torch.int64)
-    return torch.where(correct, targets, wrong)
-
-
-def _break_ties(logits: Float[Tensor, "N Y"], predicted: Int[Tensor, " N"]) -> Float[Tensor, "N Y"]:
-    """Raise the logit of the predicted group above its equals: one class of the model may be in two groups."""
-    logits = logits.clone()
-    rows = (logits.argmax(dim=1) != predicted).nonzero()[:, 0]
-    logits[rows, predicted[rows]] = torch.nextafter(logits[rows].amax(dim=1), torch.tensor(torch.inf))
-    return logits
+    def _ranks(self, logits: Float[Tensor, "N Y"], targets: Int[Tensor, " N"]) -> Int[Tensor, " N"]:
+        """Return the number of competing logits above the largest one in the group of the target."""
+        is_other = self.groups != targets[:, None]
+        # Of equal logits the lower class comes first, as in `target_ranks`.
+        largest, argmax = logits[:, self.members].masked_fill(is_other, -torch.inf).max(dim=1, keepdim=True)
+        index = torch.arange(logits.shape[1])
+        precedes = (logits > largest) | ((logits == largest) & (index < self.members[argmax]))
+        return precedes[:, self.competing].sum(dim=1)

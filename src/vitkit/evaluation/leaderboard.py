@@ -2,9 +2,14 @@
 
 import csv
 import io
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
+
+from vitkit.core.result import Result, draw
+
+if TYPE_CHECKING:
+    import matplotlib.figure
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,8 +55,8 @@ class LeaderboardRow:
         return max((score.top1 for score in self.scores.values()), default=None)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Leaderboard:
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class Leaderboard(Result):
     """Scores of models on datasets."""
 
     title: str
@@ -63,6 +68,24 @@ class Leaderboard:
     """Title of the mean over all datasets that are in a group."""
     missing: tuple[LeaderboardDataset, ...] = ()
     """Datasets whose images are missing; means omit them and say so."""
+
+    def plot(self) -> "matplotlib.figure.Figure":
+        """Draw the means over groups of datasets, or the datasets if there are no groups."""
+        return draw("plot_leaderboard", self)
+
+    def highlights(self) -> dict[str, object]:
+        """Return the mean accuracy of each model."""
+        return {"title": self.title, **self.mean}
+
+    @property
+    def mean(self) -> dict[str, float | None]:
+        """Return the mean accuracy of each model over all datasets; None if a score is missing."""
+        means: dict[str, float | None] = {}
+        for model in self.models:
+            scores = [self.scores.get((dataset.name, model)) for dataset in self.datasets]
+            values = [score.top1 for score in scores if score is not None]
+            means[model] = sum(values) / len(values) if values and len(values) == len(scores) else None
+        return means
 
     @property
     def groups(self) -> tuple[str, ...]:
@@ -78,9 +101,10 @@ class Leaderboard:
         """Yield ungrouped datasets, the mean over grouped ones, then each group with its datasets."""
         yield from (self._dataset_row(dataset) for dataset in self.datasets if dataset.group is None)
         if self.groups and self.mean_title is not None:
-            yield self._mean_row("mean", self.mean_title)
+            groups = [dataset.group for dataset in (*self.datasets, *self.missing) if dataset.group is not None]
+            yield self._mean_row("mean", self.mean_title, groups=groups)
         for group in self.groups:
-            yield self._mean_row("group", group, group=group)
+            yield self._mean_row("group", group, groups=[group])
             yield from (self._dataset_row(dataset) for dataset in self.datasets if dataset.group == group)
 
     def mean_rows(self) -> list[LeaderboardRow]:
@@ -88,24 +112,20 @@ class Leaderboard:
         return [row for row in self.rows() if row.kind != "dataset"]
 
     def _dataset_row(self, dataset: LeaderboardDataset) -> LeaderboardRow:
-        keys = {model: (dataset.name, model) for model in self.models}
-        scores = {model: self.scores[key] for model, key in keys.items() if key in self.scores}
-        title = dataset.title
-        return LeaderboardRow(kind="dataset", name=dataset.name, title=title, count=1, expected=1, scores=scores)
+        name, title = dataset.name, dataset.title
+        scores = {model: self.scores[name, model] for model in self.models if (name, model) in self.scores}
+        return LeaderboardRow(kind="dataset", name=name, title=title, count=1, expected=1, scores=scores)
 
-    def _mean_row(self, kind: Literal["group", "mean"], title: str, *, group: str | None = None) -> LeaderboardRow:
-        def is_member(dataset: LeaderboardDataset) -> bool:
-            return dataset.group is not None and group in (None, dataset.group)
-
-        names = [dataset.name for dataset in self.datasets if is_member(dataset)]
-        missing = sum(map(is_member, self.missing))
+    def _mean_row(self, kind: Literal["group", "mean"], title: str, *, groups: Sequence[str]) -> LeaderboardRow:
+        names = [dataset.name for dataset in self.datasets if dataset.group in groups]
         scores = {}
         for model in self.models:
             values = [self.scores[name, model].top1 for name in names if (name, model) in self.scores]
             if len(values) == len(names):
                 scores[model] = LeaderboardScore(top1=sum(values) / len(values))
-        expected = len(names) + missing
-        return LeaderboardRow(kind=kind, name=title, title=title, count=len(names), expected=expected, scores=scores)
+        count = len(names)
+        expected = count + sum(dataset.group in groups for dataset in self.missing)
+        return LeaderboardRow(kind=kind, name=title, title=title, count=count, expected=expected, scores=scores)
 
     def to_dict(self) -> dict[str, object]:
         """Return what `vitkit suite --json` prints; None for an incomplete mean."""

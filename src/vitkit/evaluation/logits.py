@@ -15,8 +15,9 @@ from vitkit.core.sizes import pair
 from vitkit.data.dataset import ImageSource
 from vitkit.data.loader import CPU, BatchLoader, ImageBatch, make_evaluation_loader
 from vitkit.data.preprocessing import Preprocessing
-from vitkit.inference.engine import Engine
-from vitkit.weights.bundle import ModelBundle
+
+ImageClassifier = Callable[[Float[Tensor, "B C H W"]], Float[Tensor, "B Y"]]
+"""A module, or another function from normalized images to logits."""
 
 
 class LabeledLogits(NamedTuple):
@@ -26,9 +27,8 @@ class LabeledLogits(NamedTuple):
     targets: Int[Tensor, " N"]
 
 
-@torch.no_grad()
-def compute_logits(
-    model: nn.Module,
+def iterate_logits(
+    model: ImageClassifier,
     source: ImageSource,
     *,
     preprocessing: Preprocessing,
@@ -36,57 +36,36 @@ def compute_logits(
     workers: int = 0,
     device: torch.device = CPU,
     progress: Callable[[int], None] = lambda images: None,
-) -> LabeledLogits:
-    """Return the logits of every image of a source, in its order."""
+) -> Iterator[LabeledLogits]:
+    """Yield the logits of the images of a source on the CPU, batch by batch in its order."""
     if len(source) == 0 or (source.labels < 0).any():
         raise DataError("the images have no labels to evaluate with", hint="choose a labeled dataset")
-    model.eval()
-    logits = []
+    if isinstance(model, nn.Module):
+        model.eval()
     with make_evaluation_loader(
         source, preprocessing=preprocessing, batch_size=batch_size, workers=workers, device=device
     ) as batches:
         for batch in batches:
-            logits.append(forward_batch(model, batch, preprocessing=preprocessing, device=device).cpu())
+            with torch.no_grad():  # not around the yield: gradients of the caller are its own
+                logits = forward_batch(model, batch, preprocessing=preprocessing, device=device).cpu()
+            yield LabeledLogits(logits, batch.labels)
             progress(len(batch.labels))
-    return LabeledLogits(torch.cat(logits), torch.from_numpy(source.labels))
 
 
-def compute_bundle_logits(
-    bundle: ModelBundle,
+def compute_logits(
+    model: ImageClassifier,
     source: ImageSource,
     *,
-    engine: Engine | None = None,
+    preprocessing: Preprocessing,
     batch_size: int = 64,
-    workers: int = 0,
-    device: torch.device = CPU,
-    progress: Callable[[int], None] = lambda images: None,
 ) -> LabeledLogits:
-    """Return the logits of a model with its own preprocessing, from an engine or from the unmodified model."""
-    return compute_logits(
-        bundle.build_model().to(device) if engine is None else EngineModule(engine),
-        source,
-        preprocessing=bundle.preprocessing,
-        batch_size=batch_size,
-        workers=workers,
-        device=device,
-        progress=progress,
-    )
-
-
-class EngineModule(nn.Module):
-    """Adapter that makes an engine callable as a module."""
-
-    def __init__(self, engine: Engine) -> None:
-        super().__init__()
-        self.engine = engine
-
-    def forward(self, images: Float[Tensor, "B C H W"]) -> Float[Tensor, "B Y"]:
-        """Return the logits of the engine."""
-        return self.engine.forward(images)[1]
+    """Return the logits of every image of a source, in its order."""
+    batches = iterate_logits(model, source, preprocessing=preprocessing, batch_size=batch_size)
+    return LabeledLogits(*map(torch.cat, zip(*batches, strict=True)))
 
 
 def forward_batch(
-    model: nn.Module,
+    model: ImageClassifier,
     batch: ImageBatch,
     *,
     preprocessing: Preprocessing,
@@ -97,9 +76,6 @@ def forward_batch(
     images = preprocessing.normalize(batch.pixels.to(device))
     with torch.autocast(device.type, dtype=autocast, enabled=autocast is not None):
         return model(images).float()
-
-
-# Distributed evaluation
 
 
 @dataclass

@@ -1,6 +1,9 @@
-"""Classification metrics of logits: top-k, per-class scores, calibration and bootstrap intervals."""
+"""Classification metrics of logits: top-k, per-class scores, calibration and intervals."""
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import NormalDist
 
 import numpy as np
 import torch
@@ -9,14 +12,15 @@ from numpy.typing import NDArray
 from vitkit.core.shapes import Bool, Float, Int, Tensor
 
 
-@dataclass(frozen=True, eq=False)
-class ClassScores:
-    """Number of images and scores of each class; NaN where a denominator is zero."""
+@dataclass(frozen=True)
+class ClassMetrics:
+    """Metrics of one class; None where a denominator is zero."""
 
-    count: NDArray[np.int64]
-    recall: NDArray[np.float64]
-    precision: NDArray[np.float64]
-    f1: NDArray[np.float64]
+    name: str
+    count: int
+    recall: float | None
+    precision: float | None
+    f1: float | None
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,39 +37,63 @@ class Calibration:
     """Accuracy in each bin; NaN if empty."""
 
 
-def top_k(logits: Float[Tensor, "B Y"], targets: Int[Tensor, "B"], *, k: int) -> Bool[Tensor, "B"]:
-    """Return whether each target is among the k largest logits; of equal logits the lower class comes first.
+@dataclass(frozen=True, eq=False)
+class Confusion:
+    """Sparse confusion matrix: the pairs of true class (row) and predicted class (column) that occur, in order."""
 
-    This tie rule makes a model with a zero head correct by chance only, and k = 1 equal to argmax.
+    row: NDArray[np.int64]
+    column: NDArray[np.int64]
+    count: NDArray[np.int64]
+
+    def matrix(self, classes: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the dense matrix of some classes, given in increasing order."""
+        matrix = np.zeros((len(classes), len(classes)), dtype=np.int64)
+        selected = np.isin(self.row, classes) & np.isin(self.column, classes)
+        indices = (np.searchsorted(classes, index[selected]) for index in (self.row, self.column))
+        matrix[tuple(indices)] = self.count[selected]
+        return matrix
+
+
+def target_ranks(logits: Float[Tensor, "B Y"], targets: Int[Tensor, "B"]) -> Int[Tensor, "B"]:
+    """Return how many logits come before that of the target; of equal logits the lower class comes first.
+
+    This tie rule makes a model with a zero head correct by chance only, and rank 0 equal to argmax.
 
     >>> logits = torch.tensor([[0.1, 0.7, 0.2], [0.0, 0.0, 0.0]])
-    >>> top_k(logits, torch.tensor([2, 2]), k=2).tolist()
-    [True, False]
+    >>> target_ranks(logits, torch.tensor([2, 2])).tolist()
+    [1, 2]
     """
     target_logits = logits.gather(1, targets[:, None])
     index = torch.arange(logits.shape[1], device=logits.device)
     precedes = (logits > target_logits) | ((logits == target_logits) & (index < targets[:, None]))
-    return precedes.sum(dim=1) < k
+    return precedes.sum(dim=1)
 
 
-def confusion_matrix(
-    targets: Int[Tensor, "B"], predictions: Int[Tensor, "B"], *, num_classes: int
-) -> Int[Tensor, "num_classes num_classes"]:
+def count_confusion(targets: NDArray[np.int64], predictions: NDArray[np.int64], *, num_classes: int) -> Confusion:
     """Count images by true class (row) and predicted class (column)."""
-    pairs = targets.long() * num_classes + predictions.long()
-    return torch.bincount(pairs, minlength=num_classes * num_classes).reshape(num_classes, num_classes)
+    pairs, count = np.unique(targets * num_classes + predictions, return_counts=True)
+    return Confusion(*np.divmod(pairs, num_classes), count)
 
 
-def class_scores(confusion: Int[Tensor, "Y Y"]) -> ClassScores:
+def class_metrics(confusion: Confusion, labels: Sequence[str]) -> list[ClassMetrics]:
     """Compute count, recall, precision and F1 of each class from a confusion matrix."""
-    counts: NDArray[np.int64] = confusion.cpu().numpy()
-    correct, targets, predictions = counts.diagonal(), counts.sum(axis=1), counts.sum(axis=0)
-    return ClassScores(
-        count=targets,
-        recall=_divide(correct, targets),
-        precision=_divide(correct, predictions),
-        f1=_divide(2 * correct, targets + predictions),
+    is_correct = confusion.row == confusion.column
+    correct, targets, predictions = (
+        np.bincount(index, weights=count, minlength=len(labels)).astype(np.int64)
+        for index, count in (
+            (confusion.row, confusion.count * is_correct),
+            (confusion.row, confusion.count),
+            (confusion.column, confusion.count),
+        )
     )
+    pairs = ((correct, targets), (correct, predictions), (2 * correct, targets + predictions))
+    rows = zip(labels, targets.tolist(), *(_divide(part, whole) for part, whole in pairs), strict=True)
+    return [ClassMetrics(name, count, *map(none_if_nan, scores)) for name, count, *scores in rows]
+
+
+def none_if_nan(value: float) -> float | None:
+    """Return a number that JSON can hold."""
+    return None if math.isnan(value) else float(value)
 
 
 def confidences(logits: Float[Tensor, "B Y"]) -> Float[Tensor, "B"]:
@@ -94,19 +122,22 @@ def calibration(confidence: Float[Tensor, "B"], correct: Bool[Tensor, "B"], *, b
     return Calibration(error=error, count=count, confidence=_divide(sums[0], count), accuracy=_divide(sums[1], count))
 
 
-def bootstrap_interval(
-    correct: Bool[Tensor, "B"], *, seed: int = 0, resamples: int = 1000, level: float = 0.95
-) -> tuple[float, float]:
-    """Return the percentile bootstrap interval of accuracy.
+def wilson_interval(correct: int, total: int, *, level: float = 0.95) -> tuple[float, float]:
+    """Return Wilson's score interval of a proportion, without continuity correction.
 
-    Drawing n of n predictions with replacement and counting the correct ones is one binomial draw. If all are correct
-    or all are wrong, the interval has no width.
+    Unlike the bootstrap, it covers about `level` also for proportions near 0 and 1, and always has a width.
+
+    E. B. Wilson, "Probable inference, the law of succession, and statistical inference" (1927).
+
+    >>> [round(end, 3) for end in wilson_interval(100, 100)]
+    [0.963, 1.0]
     """
-    images = len(correct)
-    accuracy = correct.double().mean().item()
-    accuracies = np.random.default_rng(seed).binomial(images, accuracy, size=resamples) / images
-    low, high = np.quantile(accuracies, [(1 - level) / 2, (1 + level) / 2])
-    return float(low), float(high)
+    proportion, z = correct / total, NormalDist().inv_cdf((1 + level) / 2)
+    center = (proportion + z**2 / (2 * total)) / (1 + z**2 / total)
+    margin = z * math.sqrt(proportion * (1 - proportion) / total + z**2 / (4 * total**2)) / (1 + z**2 / total)
+    low = 0.0 if correct == 0 else max(0.0, center - margin)
+    high = 1.0 if correct == total else min(1.0, center + margin)
+    return low, high
 
 
 def _logsumexp(logits: Float[Tensor, "B Y"]) -> Float[Tensor, "B"]:

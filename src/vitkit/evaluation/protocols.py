@@ -5,36 +5,31 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from PIL import Image
 
 from vitkit.core.errors import DataError, UnknownNameError, did_you_mean
+from vitkit.core.files import read_text
 from vitkit.core.shapes import Float, Tensor
 from vitkit.data.dataset import ImageSource, StoredImage
 from vitkit.data.decode import decode
 from vitkit.data.layouts.files import shorten_list
 from vitkit.data.loader import CPU
-from vitkit.evaluation.evaluation import (
-    EvaluationResult,
-    RealAccuracy,
-    class_indices,
-    evaluate_logits,
-    require_labels,
-)
+from vitkit.evaluation.evaluation import EvaluationResult, ImageMetrics, RealAccuracy, class_indices, require_labels
 from vitkit.evaluation.label_maps import (
     PUBLISHED,
     WNID,
     LabelMap,
-    evaluate_mapped,
+    MappedMetrics,
     imagenet_indices,
     load_label_map,
     published_label_map,
 )
-from vitkit.evaluation.logits import compute_bundle_logits
-from vitkit.evaluation.metrics import bootstrap_interval
+from vitkit.evaluation.logits import iterate_logits
+from vitkit.evaluation.metrics import wilson_interval
 from vitkit.inference.engine import Engine
 from vitkit.weights.bundle import ModelBundle
 
@@ -56,9 +51,9 @@ class PreparedData:
     """Images that the model can be evaluated on, with the label map and ReaL labels of the protocol."""
 
     source: ImageSource
-    label_map: LabelMap | None
-    real: list[list[int]] | None
-    left_out: int
+    label_map: LabelMap | None = None
+    real: list[list[int]] | None = None
+    left_out: int = 0
     """Images whose class has no counterpart in the model."""
 
 
@@ -68,7 +63,7 @@ def prepare(protocol: Protocol, source: ImageSource, *, bundle: ModelBundle, pat
     label_map = choose_label_map(protocol, source=source, labels=bundle.labels, path=path)
     covered, left_out = (source, 0) if label_map is None else label_map.restrict(source)
     if label_map is None:
-        class_indices(bundle, source)
+        check_classes(bundle, source)
     elif not len(covered):
         raise DataError(
             f"the label map {label_map.name} has none of the classes of these images",
@@ -80,9 +75,22 @@ def prepare(protocol: Protocol, source: ImageSource, *, bundle: ModelBundle, pat
     real = None
     if protocol.real is not None:
         require_all_classes(imagenet_indices(bundle.labels))
-        validation_numbers([source.name(index) for index in range(len(source))])
+        validation_numbers(source)
         real = read_real_labels(protocol.real)
     return PreparedData(source=covered, label_map=label_map, real=real, left_out=left_out)
+
+
+def check_classes(bundle: ModelBundle, source: ImageSource) -> None:
+    """Raise DataError if the model lacks a class of a source; name the label map that would map ImageNet's classes."""
+    try:
+        class_indices(bundle, source)
+    except DataError as error:
+        try:
+            published_label_map("imagenet", classes=source.classes, labels=bundle.labels)
+        except DataError:
+            raise error from None
+        hint = "these look like ImageNet's classes by number, and the model has their names: use --label-map imagenet"
+        raise DataError(error.summary, hint=hint) from error
 
 
 def choose_label_map(
@@ -118,25 +126,40 @@ def evaluate_protocol(
     batch_size: int = 64,
     device: torch.device = CPU,
     engine: Engine | None = None,
+    keep_probabilities: bool = False,
     progress: Callable[[int], None] = lambda images: None,
 ) -> EvaluationResult:
-    """Evaluate a model, or an engine of it, on prepared data."""
+    """Evaluate a model, or an engine of it, on prepared data. Without a label map, its classes are the source's."""
     source, label_map = prepared.source, prepared.label_map
-    indices = None if label_map is not None else torch.from_numpy(class_indices(bundle, source))
-    labeled = compute_bundle_logits(
-        bundle, source, workers=workers, batch_size=batch_size, device=device, engine=engine, progress=progress
-    )
-    if label_map is not None:
-        result = replace(
-            evaluate_mapped(labeled, label_map), label_map=label_map.to_dict(), images_left_out=prepared.left_out
-        )
+    images: ImageMetrics | MappedMetrics
+    if label_map is None:
+        indices = torch.from_numpy(class_indices(bundle, source))
+        images = ImageMetrics(bundle.labels, count=len(source), keep_probabilities=keep_probabilities)
     else:
-        assert indices is not None
-        result = evaluate_logits(labeled.logits, indices[labeled.targets], labels=bundle.labels)
-    if prepared.real is None:
-        return result
-    real = evaluate_real(labeled.logits, source=source, labels=prepared.real, indices=imagenet_indices(bundle.labels))
-    return replace(result, real=real)
+        indices = torch.arange(len(source.classes))
+        images = MappedMetrics(
+            label_map, num_classes=len(bundle.labels), count=len(source), keep_probabilities=keep_probabilities
+        )
+    real = None if prepared.real is None else RealMetrics(imagenet_indices(bundle.labels))
+    model = bundle.build_model().to(device) if engine is None else lambda images: engine.forward(images)[1]
+    for logits, targets in iterate_logits(
+        model,
+        source,
+        preprocessing=bundle.preprocessing,
+        batch_size=batch_size,
+        workers=workers,
+        device=device,
+        progress=progress,
+    ):
+        images.add(logits, indices[targets])
+        if real is not None:
+            real.add(logits)
+    result = images.result()
+    if label_map is not None:
+        result = replace(result, label_map=label_map.to_dict(), images_left_out=prepared.left_out)
+    if real is not None and prepared.real is not None:
+        result = replace(result, real=real.result(source, labels=prepared.real))
+    return result
 
 
 # ObjectNet (Barbu et al., 2019): of 313 object classes, 113 correspond to ImageNet classes; images of the others are
@@ -146,6 +169,7 @@ BORDER = 2
 """Width in pixels of the red border that marks test images."""
 FOLDER_LABELS, IMAGENET_LABELS = "folder_to_objectnet_label.json", "objectnet_to_imagenet_1k.json"
 IMAGENET_NAMES, IMAGENET_LINES = "imagenet_to_label_2012_v2", "pytorch_to_imagenet_2012_id.json"
+MAPPINGS_HINT = "unpack all of ObjectNet's mappings again"
 
 
 class BorderCroppedSource(ImageSource):
@@ -161,12 +185,10 @@ class BorderCroppedSource(ImageSource):
 
     def read(self, index: int) -> StoredImage:
         """Return the pixels inside the border."""
-        image = decode(self.source.read(index), channels=3)
-        pixels = np.asarray(image.convert("RGB") if isinstance(image, Image.Image) else image)
+        pixels = np.asarray(decode(self.source.read(index), channels=3))
         if min(pixels.shape[:2]) <= 2 * self.border:
-            raise DataError(
-                "the image is not larger than its border", got=f"{pixels.shape[1]}×{pixels.shape[0]} pixels"
-            )
+            got = f"{pixels.shape[1]}×{pixels.shape[0]} pixels"
+            raise DataError("the image is not larger than its border", got=got)
         return np.ascontiguousarray(pixels[self.border : -self.border, self.border : -self.border])
 
 
@@ -175,11 +197,9 @@ def find_mappings(path: Path | str) -> Path:
     for parent in (Path(path), Path(path).resolve().parent):
         if (parent / "mappings" / IMAGENET_LABELS).is_file():
             return parent / "mappings"
-    raise DataError(
-        f"{path} has no mappings/{IMAGENET_LABELS}",
-        expected="objectnet-1.0/images and objectnet-1.0/mappings, as published",
-        hint="pass the directory that holds both",
-    )
+    expected = "objectnet-1.0/images and objectnet-1.0/mappings, as published"
+    hint = "pass the directory that holds both"
+    raise DataError(f"{path} has no mappings/{IMAGENET_LABELS}", expected=expected, hint=hint)
 
 
 def objectnet_label_map(mappings: Path, *, classes: Sequence[str], labels: Sequence[str]) -> LabelMap:
@@ -188,10 +208,8 @@ def objectnet_label_map(mappings: Path, *, classes: Sequence[str], labels: Seque
     folder_labels, imagenet_labels = _read_object(mappings / FOLDER_LABELS), _read_object(mappings / IMAGENET_LABELS)
     imagenet_names = read_class_names(mappings)
     if unknown := [name for name in classes if name not in folder_labels]:
-        raise DataError(
-            f"{mappings / FOLDER_LABELS} lacks the directories {shorten_list(unknown)}",
-            expected=shorten_list(list(folder_labels)),
-        )
+        message = f"{mappings / FOLDER_LABELS} lacks the directories {shorten_list(unknown)}"
+        raise DataError(message, expected=shorten_list(list(folder_labels)))
     model_classes = []
     for name in classes:
         entry = imagenet_labels.get(str(folder_labels[name]))
@@ -208,79 +226,71 @@ def read_class_names(mappings: Path) -> dict[str, int]:
 
     The names are listed in the order of the challenge's own ids; another file maps the usual order to these.
     """
-    path = mappings / IMAGENET_NAMES
+    names = [line.strip() for line in _read_text(mappings / IMAGENET_NAMES, hint=MAPPINGS_HINT).splitlines()]
+    lines = _read_object(mappings / IMAGENET_LINES)
     try:
-        names = [line.strip() for line in path.read_text(encoding="utf-8").splitlines()]
-        lines = {int(index): int(str(line)) for index, line in _read_object(mappings / IMAGENET_LINES).items()}
-        return {names[line]: index for index, line in lines.items()}
-    except OSError as error:
-        raise DataError(f"{path}: {error.strerror}", hint="unpack all of ObjectNet's mappings") from error
+        return {names[int(str(line))]: int(index) for index, line in lines.items()}
     except (ValueError, IndexError) as error:
         raise DataError(f"{mappings / IMAGENET_LINES} and {IMAGENET_NAMES} do not match: {error}") from error
 
 
 def _read_object(path: Path) -> dict[str, object]:
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise DataError(f"{path}: {error.strerror}", hint="unpack all of ObjectNet's mappings") from error
-    except ValueError as error:
-        raise DataError(f"{path} is not JSON: {error}", hint="unpack ObjectNet's mappings again") from error
+    value = _read_json(path, hint=MAPPINGS_HINT)
     if not isinstance(value, dict):
         raise DataError(f"{path}", expected="a JSON object", got=type(value).__name__)
     return value
 
 
+def _read_json(path: Path, *, hint: str) -> Any:
+    text = _read_text(path, hint=hint)
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{path} is not JSON: {error}", hint=hint) from error
+
+
+def _read_text(path: Path, *, hint: str) -> str:
+    try:
+        return read_text(path)
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise DataError(f"{path}: {reason}", hint=hint) from error
+
+
 # ReaL accuracy ("Are we done with ImageNet?", Beyer et al., arXiv:2006.07159): a prediction is correct if it is among
 # the reassessed labels of the image; images without such labels are skipped.
 
-IMAGES = 50_000
-CLASSES = 1_000
+IMAGES, CLASSES = 50_000, 1_000
 FILE_NAME = re.compile(r"ILSVRC2012_val_(\d{8})\.\w+")
-HINT = "pass the published real.json"
 
 
 def read_real_labels(path: Path | str) -> list[list[int]]:
     """Read the published `real.json`: the labels of each validation image, in the order of image numbers."""
-    try:
-        labels = json.loads(Path(path).read_text(encoding="utf-8"))
-    except OSError as error:
-        raise DataError(f"{path}: {error.strerror}", hint=HINT) from error
-    except (ValueError, RecursionError) as error:
-        raise DataError(f"{path} is not JSON: {error}", hint=HINT) from error
+    labels = _read_json(Path(path), hint="pass the published real.json")
     if not isinstance(labels, list) or len(labels) != IMAGES:
         raise DataError(
             f"{path} is not the published real.json",
             expected=f"a list of {IMAGES:,}, one for each validation image",
             got=f"a list of {len(labels):,}" if isinstance(labels, list) else type(labels).__name__,
         )
-    for number, image_labels in enumerate(labels, start=1):
-        if not _are_labels(image_labels):
-            raise DataError(
-                f"{path}: the labels of image {number}",
-                expected=f"a list of numbers from 0 to {CLASSES - 1}",
-                got=json.dumps(image_labels)[:80],
-            )
+    for number, each in enumerate(labels, start=1):
+        if not isinstance(each, list) or not all(type(label) is int and 0 <= label < CLASSES for label in each):
+            expected, got = f"a list of numbers from 0 to {CLASSES - 1}", json.dumps(each)[:80]
+            raise DataError(f"{path}: the labels of image {number}", expected=expected, got=got)
     return labels
 
 
-def _are_labels(value: object) -> bool:
-    return isinstance(value, list) and all(type(label) is int and 0 <= label < CLASSES for label in value)
-
-
-def validation_numbers(names: Sequence[str]) -> NDArray[np.int64]:
+def validation_numbers(source: ImageSource) -> list[int]:
     """Return the number of each validation image, from 1, from its file name."""
     numbers = []
-    for name in names:
+    for name in map(source.name, range(len(source))):
         match = FILE_NAME.fullmatch(name.rpartition("/")[2])
         if match is None or not 1 <= int(match[1]) <= IMAGES:
-            raise DataError(
-                f"{name} is not an ImageNet validation image",
-                expected=f"ILSVRC2012_val_00000001.JPEG to ILSVRC2012_val_{IMAGES:08}.JPEG",
-                hint="ReaL labels are looked up by the original file names",
-            )
+            expected = f"ILSVRC2012_val_00000001.JPEG to ILSVRC2012_val_{IMAGES:08}.JPEG"
+            hint = "ReaL labels are looked up by the original file names"
+            raise DataError(f"{name} is not an ImageNet validation image", expected=expected, hint=hint)
         numbers.append(int(match[1]))
-    return np.array(numbers, dtype=np.int64)
+    return numbers
 
 
 def require_all_classes(indices: NDArray[np.int64]) -> None:
@@ -289,24 +299,28 @@ def require_all_classes(indices: NDArray[np.int64]) -> None:
         raise DataError("ReaL needs a model of all ImageNet classes", expected=f"{CLASSES:,}", got=f"{missing:,} fewer")
 
 
-def evaluate_real(
-    logits: Float[Tensor, "N Y"], *, source: ImageSource, labels: Sequence[Sequence[int]], indices: NDArray[np.int64]
-) -> RealAccuracy:
-    """Compute the ReaL accuracy of the logits of a source; `indices` are the model's of each ImageNet class."""
-    require_all_classes(indices)
-    numbers = validation_numbers([source.name(index) for index in range(len(source))])
-    predictions = logits[:, torch.from_numpy(indices)].argmax(dim=1).tolist()
-    correct = [
-        prediction in labels[number - 1]
-        for prediction, number in zip(predictions, numbers, strict=True)
-        if labels[number - 1]
-    ]
-    if not correct:
-        raise DataError("none of the images has a label in real.json", got=f"{len(predictions):,} images without")
-    is_correct = torch.tensor(correct)
-    return RealAccuracy(
-        top1=is_correct.double().mean().item(),
-        count=len(correct),
-        skipped=len(predictions) - len(correct),
-        interval=bootstrap_interval(is_correct),
-    )
+class RealMetrics:
+    """ReaL accuracy of images, collected batch by batch; `indices` are the model's of each ImageNet class."""
+
+    def __init__(self, indices: NDArray[np.int64]) -> None:
+        require_all_classes(indices)
+        self.indices = torch.from_numpy(indices)
+        self._predictions: list[int] = []
+
+    def add(self, logits: Float[Tensor, "N Y"]) -> None:
+        """Add the logits of a batch."""
+        self._predictions += logits[:, self.indices].argmax(dim=1).tolist()
+
+    def result(self, source: ImageSource, *, labels: Sequence[Sequence[int]]) -> RealAccuracy:
+        """Return the accuracy on the images of a source, all of which were added; `labels` are by image number."""
+        image_labels = [labels[number - 1] for number in validation_numbers(source)]
+        correct = [predicted in each for predicted, each in zip(self._predictions, image_labels, strict=True) if each]
+        if not correct:
+            got = f"{len(image_labels):,} images without"
+            raise DataError("none of the images has a label in real.json", got=got)
+        return RealAccuracy(
+            top1=sum(correct) / len(correct),
+            count=len(correct),
+            skipped=len(image_labels) - len(correct),
+            interval=wilson_interval(sum(correct), len(correct)),
+        )

@@ -7,7 +7,6 @@ for crops and flips, from BiT (arXiv:1912.11370), whose preprocessing the paper 
 from typing import Literal, NamedTuple
 
 Group = Literal["Natural", "Specialized", "Structured"]
-GROUPS: tuple[Group, ...] = ("Natural", "Specialized", "Structured")
 
 
 class VtabTask(NamedTuple):

@@ -3,9 +3,11 @@
 What is written is run before it gets its name, and compared with the model. If the outputs differ, nothing remains.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+import os
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from importlib import metadata
+from os import PathLike
 from pathlib import Path
 
 import torch
@@ -13,16 +15,10 @@ import torch
 from vitkit.core.environment import release_freed_memory
 from vitkit.core.errors import UnknownNameError, WeightsError, did_you_mean
 from vitkit.core.files import sha256, write_text
-from vitkit.exporters.atomic_output import (
-    VERIFICATION,
-    find_damaged_file,
-    read_checksums,
-    read_verification,
-    verification_path,
-    write_checksums,
-    write_directory,
-    write_file,
-)
+from vitkit.core.result import Result
+from vitkit.core.signals import ProgressFunction, ignore_progress
+from vitkit.data.fingerprint import fingerprint_contents
+from vitkit.exporters import atomic_output
 from vitkit.exporters.example import format_example, format_readme, preprocessing_json
 from vitkit.exporters.onnx import ONNX
 from vitkit.exporters.openvino import OPENVINO
@@ -30,14 +26,15 @@ from vitkit.exporters.runtime import Runtime
 from vitkit.exporters.torch_export import TORCH
 from vitkit.exporters.verification import EXAMPLE, VerificationImages, verify_example, verify_outputs
 from vitkit.exporters.weights import FILES, PREPROCESSING, verify_weights, write_companion_files
-from vitkit.inference.batch import open_images
+from vitkit.inference.image_inputs import describe_data, open_data_images
+from vitkit.typing import DataSource, ModelSource, Settings
 from vitkit.weights.artifact import FORMAT_NAME, FORMAT_TITLE, LABELS, write_json
 from vitkit.weights.bundle import ModelBundle
-from vitkit.weights.convert import apply_settings, check_output, preprocessing_differences, read_back, write_format
+from vitkit.weights.convert import change_config, check_output, preprocessing_differences, read_back, write_format
 from vitkit.weights.describe import load_described
 from vitkit.weights.formats.base import Format
 from vitkit.weights.formats.registry import FORMATS
-from vitkit.weights.load import find_format
+from vitkit.weights.load import find_format, source_name
 
 RUNTIMES: dict[str, Runtime] = {runtime.name: runtime for runtime in (ONNX, TORCH, OPENVINO)}
 """Export runtimes by the name that users type. A new runtime is one module and one entry here."""
@@ -52,8 +49,8 @@ LOAD_COMMANDS = {
 Report = Callable[[str], None]
 
 
-@dataclass(frozen=True, kw_only=True)
-class ExportResult:
+@dataclass(frozen=True, kw_only=True, repr=False, eq=False)
+class ExportResult(Result):
     """Files of an export, and their verification.
 
     `changes` lists what settings changed, `dropped` what the format cannot store, and `differs` what its library does
@@ -78,28 +75,26 @@ class ExportResult:
     def to_dict(self) -> dict[str, object]:
         """Return the result as JSON values."""
         values = vars(self) | {"path": str(self.path)}
+        del values["warnings"]
         return {key: list(value) if isinstance(value, tuple) else value for key, value in values.items()}
 
+    def highlights(self) -> dict[str, object]:
+        """Return path, format and verification."""
+        return {"path": str(self.path), "format": self.format, "model": self.model, "verified": self.summary}
 
-def export(
-    model: Path | str,
+
+def export_model(
+    model: ModelSource,
     out: Path,
     *,
     to: str = "huggingface",
-    images: str | None = None,
-    settings: Sequence[str] = (),
+    images: DataSource | None = None,
+    settings: Settings | None = None,
     overwrite: bool = False,
     report: Report = lambda message: None,
-    progress: Callable[[int, int], None] = lambda done, total: None,
+    progress: ProgressFunction = ignore_progress,
 ) -> ExportResult:
-    """Write a model for a runtime or another library and verify it. Repeating an export changes nothing.
-
-    Args:
-        to: Name of a runtime (`RUNTIMES`) or of a weight format.
-        images: Path of images for the verification, by default built-in ones.
-        settings: Settings that change the model's computation, for formats that cannot represent it otherwise.
-        progress: Receives the numbers of verified and of all images.
-    """
+    """Write a model for a runtime (`RUNTIMES`) or another library and verify it. Repeating it changes nothing."""
     runtime, target = _find_target(to)
     release_freed_memory()
     if runtime is not None:
@@ -110,9 +105,9 @@ def export(
         _check_output(out, model, overwrite=overwrite, as_directory=as_directory)
     info, bundle = load_described(model)
     report(f"read {info.file}: {info.title}, {info.model}")
-    config, changes = apply_settings(bundle, settings, source=model)
+    config, changes = change_config(bundle, settings or {}, source=source_name(model))
     bundle = replace(bundle, config=config)
-    request: dict[str, object] = {"to": to, "model": bundle.fingerprint(), "images": images}
+    request: dict[str, object] = {"to": to, "model": bundle.fingerprint(), "images": _identify_images(images)}
     verification = _find_existing(out, request) if exists else None
     already_existed = verification is not None
     if verification is None:
@@ -127,7 +122,6 @@ def export(
             )
 
         verification = _write_output(out, write, request=request, as_directory=as_directory)
-    dropped, differs = (_strings(verification.get(key)) for key in ("dropped", "differs"))
     return ExportResult(
         path=out,
         format=to,
@@ -139,8 +133,8 @@ def export(
         summary=str(verification["summary"]),
         verification=verification,
         changes=tuple(changes),
-        dropped=dropped,
-        differs=differs,
+        dropped=_strings(verification.get("dropped")),
+        differs=_strings(verification.get("differs")),
         already_existed=already_existed,
     )
 
@@ -156,7 +150,14 @@ def _find_target(to: str) -> tuple[Runtime | None, Format | None]:
     return None, find_format(to)
 
 
-def _check_output(out: Path, source: Path | str, *, overwrite: bool, as_directory: bool) -> None:
+def _identify_images(images: DataSource | None) -> str | None:
+    """Return the path of images, or a checksum of those in memory."""
+    if images is None or isinstance(images, str | PathLike):
+        return images if images is None else os.fspath(images)
+    return fingerprint_contents(open_data_images(images)).checksum
+
+
+def _check_output(out: Path, source: ModelSource, *, overwrite: bool, as_directory: bool) -> None:
     if as_directory and out.is_symlink() and not out.exists():
         raise WeightsError(f"{out}: a broken link", hint="choose another OUT")
     check_output(out, source=source, overwrite=overwrite, as_directory=as_directory)
@@ -164,24 +165,28 @@ def _check_output(out: Path, source: Path | str, *, overwrite: bool, as_director
 
 def _find_existing(out: Path, request: Mapping[str, object]) -> Mapping[str, object] | None:
     """Return the verification of an intact earlier export of the same request, or None."""
-    verification = read_verification(out)
+    verification = atomic_output.read_verification(out)
     if verification is None or verification.get("request") != request:
         return None
     if out.is_dir():
-        is_intact = VERIFICATION in read_checksums(out) and find_damaged_file(out) is None
+        is_intact = (
+            atomic_output.VERIFICATION in atomic_output.read_checksums(out)
+            and atomic_output.find_damaged_file(out) is None
+        )
     else:
         is_intact = verification["sha256"] == sha256(out)
     return verification if is_intact else None
 
 
 def _open_images(
-    images: str | None, bundle: ModelBundle, *, progress: Callable[[int, int], None]
+    images: DataSource | None, bundle: ModelBundle, *, progress: ProgressFunction
 ) -> VerificationImages | None:
     if images is None:
         return None
-    selected = VerificationImages(open_images([images]), preprocessing=bundle.preprocessing, description=images)
+    source, description = open_data_images(images), describe_data(images)
+    selected = VerificationImages(source, preprocessing=bundle.preprocessing, description=description)
     total = len(selected)
-    selected.progress = lambda count: progress(count, total)
+    selected.progress = lambda count: progress("verifying", count, total)
     return selected
 
 
@@ -194,12 +199,12 @@ def _write_output(
     def fill(path: Path) -> None:
         verification.update(write(path), request=request)
         if as_directory:
-            write_json(path / VERIFICATION, verification)
-            write_checksums(path)
+            write_json(path / atomic_output.VERIFICATION, verification)
+            atomic_output.write_checksums(path)
         else:
-            write_json(verification_path(path), {**verification, "sha256": sha256(path)})
+            write_json(atomic_output.verification_path(path), {**verification, "sha256": sha256(path)})
 
-    (write_directory if as_directory else write_file)(out, fill)
+    (atomic_output.write_directory if as_directory else atomic_output.write_file)(out, fill)
     return verification
 
 
@@ -268,7 +273,7 @@ def list_files(out: Path) -> tuple[str, ...]:
     """Return the file names of an export."""
     if out.is_dir():
         return tuple(sorted(path.name for path in out.iterdir()))
-    verification = verification_path(out)
+    verification = atomic_output.verification_path(out)
     return (out.name, *([verification.name] if verification.is_file() else []))
 
 

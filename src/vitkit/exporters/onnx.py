@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from vitkit.core.config import to_mapping
+from vitkit.core.environment import usable_cores
 from vitkit.core.errors import WeightsError
 from vitkit.exporters.runtime import INPUT, FloatArray, Runner, Runtime, build_export_module, suppress_output
 from vitkit.exporters.torch_export import dynamic_batch, trace
@@ -77,7 +78,7 @@ def load_program(directory: Path) -> Runner:
     """Load the program, with as many threads as torch has."""
     onnxruntime = importlib.import_module("onnxruntime")  # an optional dependency
     options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = torch.get_num_threads()
+    options.intra_op_num_threads = min(torch.get_num_threads(), usable_cores())
     options.log_severity_level = 3
     session = onnxruntime.InferenceSession(str(directory / FILE), options, providers=["CPUExecutionProvider"])
     names = [output.name for output in session.get_outputs()]

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from vitkit.core.environment import usable_cores
 from vitkit.exporters import onnx
 from vitkit.exporters.onnx import metadata_properties
 from vitkit.exporters.runtime import INPUT, FloatArray, Runner, Runtime, suppress_output
@@ -56,7 +57,7 @@ def convert(file: Path, directory: Path, bundle: ModelBundle) -> None:
 
 def load_program(directory: Path) -> Runner:
     """Load the program in float32, with as many threads as torch has."""
-    settings = SETTINGS | {"INFERENCE_NUM_THREADS": str(torch.get_num_threads())}
+    settings = SETTINGS | {"INFERENCE_NUM_THREADS": str(min(torch.get_num_threads(), usable_cores()))}
     compiled = import_openvino().Core().compile_model(directory / FILE, "CPU", settings)
     names = [output.get_any_name() for output in compiled.outputs]
 

@@ -30,7 +30,7 @@ from vitkit.data.fractals import FractalSource
 from vitkit.data.layouts.arrays import open_digits
 from vitkit.data.preprocessing import Preprocessing
 from vitkit.data.verify import read_image
-from vitkit.exporters.example import PNG_CHANNELS
+from vitkit.exporters.example import IMAGE_CHANNELS
 from vitkit.exporters.runtime import FEATURES, LOGITS, ExportModule, FloatArray, Runner, as_runner
 from vitkit.weights.bundle import ModelBundle, logits_difference, reference_image
 
@@ -126,7 +126,7 @@ class VerificationImages:
             path = directory / f"{index:04}"
             if isinstance(content, bytes):  # readers detect the format by its content
                 path.write_bytes(content)
-            elif content.ndim == 2 or content.shape[2] in PNG_CHANNELS:
+            elif content.ndim == 2 or content.shape[2] in IMAGE_CHANNELS:
                 path = path.with_suffix(".png")
                 Image.fromarray(content[:, :, 0] if content.shape[2:] == (1,) else content).save(path)
             else:

@@ -1,9 +1,9 @@
 """Agreement between the outputs of two engines on the same images, and the images to measure it on."""
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -37,6 +37,12 @@ class Agreement:
         """Return the fields, with None for numbers that are not finite."""
         return {key: value if math.isfinite(value) else None for key, value in asdict(self).items()}
 
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> "Agreement":
+        """Return the agreement that `to_json` has described."""
+        finite: dict[str, Any] = {key: math.nan if value is None else value for key, value in values.items()}
+        return cls(**finite)
+
     def __str__(self) -> str:
         """Format for display.
 
@@ -59,7 +65,7 @@ def measure_agreement(engine: Engine, reference: Engine | Model, batches: Iterab
     """Run both on batches of normalized images (B C H W) and compare the outputs.
 
     >>> import vitkit
-    >>> model = vitkit.create("Ti/16", image_size=32, num_classes=10, settings=["depth=1"]).eval()
+    >>> model = vitkit.create("Ti/16", image_size=32, num_classes=10, settings={"depth": 1}).eval()
     >>> measure_agreement(eager_engine(model), model, [torch.rand(3, 3, 32, 32)]).largest_difference
     0.0
     """
@@ -87,22 +93,25 @@ def compare_outputs(outputs: EngineOutputs, reference: EngineOutputs) -> Agreeme
         same = torch.cosine_similarity(outputs.features, reference.features) > SAME_DIRECTION
     same &= outputs.logits.isfinite().all(dim=1) & reference.logits.isfinite().all(dim=1)
     differences = (outputs.logits - reference.logits).abs()
+    same_top1, largest, mean = (value.item() for value in (same.float().mean(), differences.max(), differences.mean()))
     return Agreement(
-        images=len(differences),
-        same_top1=same.float().mean().item(),
-        largest_difference=differences.max().item(),
-        mean_difference=differences.mean().item(),
-        of_logits=has_classes,
+        images=len(same), same_top1=same_top1, largest_difference=largest, mean_difference=mean, of_logits=has_classes
     )
 
 
 def sample_images(
-    source: ImageSource, preprocessing: Preprocessing, *, images: int = 64, batch_size: int = 16, max_tried: int = 1024
+    source: ImageSource,
+    preprocessing: Preprocessing,
+    *,
+    images: int = 64,
+    batch_size: int = 16,
+    max_tried: int = 1024,
+    workers: int = 0,
 ) -> Iterator[Float[Tensor, "B C H W"]]:
     """Yield batches of the first readable images, preprocessed; at most `max_tried` images are read."""
     first = Subset(source, range(min(max_tried, len(source))))
     with make_evaluation_loader(
-        first, preprocessing=preprocessing, batch_size=min(batch_size, images), lenient=True
+        first, preprocessing=preprocessing, batch_size=min(batch_size, images), lenient=True, workers=workers
     ) as batches:
         for batch in batches:
             readable = preprocessing.normalize(batch.pixels)[batch.labels.bool()][:images]

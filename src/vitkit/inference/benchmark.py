@@ -8,28 +8,23 @@ import gc
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from statistics import median
+from typing import TYPE_CHECKING, NamedTuple
 
 import psutil
 import torch
 
 from vitkit.core.errors import ConfigError, DataError, UnknownNameError
+from vitkit.core.result import Result, draw
 from vitkit.core.shapes import Tensor
+from vitkit.core.signals import ProgressFunction, ignore_progress, start_task
 from vitkit.core.sizes import pair
 from vitkit.inference.agreement import Agreement, compare_outputs, run_batches, sample_images
-from vitkit.inference.batch import open_images
-from vitkit.inference.engine import (
-    CPU,
-    CompiledEngine,
-    Engine,
-    Precision,
-    check_precision,
-    compile_now,
-    eager_engine,
-)
+from vitkit.inference.engine import CPU, CompiledEngine, Engine, Precision, check_precision, compile_now, eager_engine
+from vitkit.inference.image_inputs import describe_data, open_data_images
 from vitkit.inference.select import (
     Report,
     available_engines,
@@ -40,9 +35,13 @@ from vitkit.inference.select import (
     try_build_native,
 )
 from vitkit.inference.token_merging import check_merging
+from vitkit.typing import DataSource, ModelSource
 from vitkit.weights.bundle import reference_image
 from vitkit.weights.load import load
 from vitkit.zoo.registry import Model, create, find_variant, get_model_name
+
+if TYPE_CHECKING:
+    import matplotlib.figure
 
 MAX_RUNS = 500
 MIN_SPEEDUP = 1.2
@@ -71,25 +70,30 @@ class Speed:
 
 @dataclass(frozen=True, kw_only=True)
 class BenchmarkRow:
-    """Measurements of one engine; `start_seconds` is the time from a loaded model to the first output."""
+    """Measurements of one engine at one batch size.
+
+    `latency_p50` is that of a batch, and `start_seconds` the time from a loaded model to the first output.
+    """
 
     kind: str
+    engine: str
     precision: str
     merge: int = 0
-    engine: str
+    batch_size: int
+    images_per_second: float
+    latency_p50: float
+    runs: int
     start_seconds: float
     memory_bytes: int
     agreement: Agreement | None
-    speeds: tuple[Speed, ...] = ()
 
-    def to_json(self) -> dict[str, object]:
+    def to_dict(self) -> dict[str, object]:
         """Return the measurements as JSON values."""
-        speeds = [asdict(speed) | {"images_per_second": speed.images_per_second} for speed in self.speeds]
-        return asdict(self) | {"agreement": self.agreement and self.agreement.to_json(), "speeds": speeds}
+        return asdict(self) | {"agreement": self.agreement and self.agreement.to_json()}
 
 
-@dataclass(frozen=True, kw_only=True)
-class BenchmarkResult:
+@dataclass(frozen=True, kw_only=True, repr=False, eq=False)
+class BenchmarkResult(Result):
     """Measurements of all engines for one model on one device, and a recommendation."""
 
     model: str
@@ -105,18 +109,23 @@ class BenchmarkResult:
 
     def to_dict(self) -> dict[str, object]:
         """Return the result as JSON values."""
-        return {
-            "model": self.model,
-            "device": self.device,
-            "threads": self.threads,
-            "agreement": {"images": self.agreement_images, "source": self.agreement_source, "note": self.note},
-            "results": [row.to_json() for row in self.rows],
-            "recommendation": self.recommendation,
-        }
+        agreement = {"images": self.agreement_images, "source": self.agreement_source, "note": self.note}
+        facts = {"model": self.model, "device": self.device, "threads": self.threads, "agreement": agreement}
+        return facts | {"rows": [row.to_dict() for row in self.rows], "recommendation": self.recommendation}
+
+    def highlights(self) -> dict[str, object]:
+        """Return the model, the highest speed, and the recommendation."""
+        best = max(self.rows, key=lambda row: row.images_per_second)
+        fastest = f"{best.images_per_second:.1f} images/s in {best.precision}, batches of {best.batch_size}"
+        facts: dict[str, object] = {"model": self.model, "device": self.device, "fastest": fastest}
+        return facts | {"recommendation": self.recommendation}
+
+    def plot(self) -> "matplotlib.figure.Figure":
+        """Draw images per second by engine and batch size."""
+        return draw("plot_benchmark", self)
 
 
-@dataclass(frozen=True, kw_only=True)
-class BenchmarkSubject:
+class BenchmarkSubject(NamedTuple):
     """A model, and the images on which agreement is measured."""
 
     model: Model
@@ -125,45 +134,38 @@ class BenchmarkSubject:
     note: str
 
 
-@dataclass(frozen=True, kw_only=True)
-class EngineSpec:
+class EngineSpec(NamedTuple):
     """An engine to be created and measured."""
 
     kind: str
     precision: Precision
-    merge: int = 0
+    merge: int
     create: Callable[[], Engine]
 
 
-def benchmark(
-    model: str,
+def benchmark_model(
+    model: ModelSource,
     *,
-    images: str | None = None,
-    batch_size: Sequence[int] = (1, 8, 32),
-    precision: Sequence[str] = ("fp32", "bf16", "int8"),
+    images: DataSource | None,
+    batch_sizes: Sequence[int],
+    precisions: Sequence[str],
     merge: int = 0,
     seconds: float = 2.0,
     device: torch.device = CPU,
+    workers: int = 0,
     report: Report = lambda message: None,
-    progress: Callable[[str, float], None] = lambda phase, fraction: None,
+    progress: ProgressFunction = ignore_progress,
 ) -> BenchmarkResult:
-    """Measure every engine and precision that can run a model on a device.
-
-    Args:
-        model: A run, a weight file, or the name of a model, which is measured with random weights.
-        images: Path of images on which agreement with fp32 is measured.
-        seconds: Time per engine and batch size.
-        progress: Receives the phase and the finished fraction of all measurements.
-    """
-    subject = load_subject(model, images)
+    """Measure every engine and precision that can run a model on a device, `seconds` for each batch size."""
+    subject = load_subject(model, images, workers=workers)
     check_merging(subject.model, merge)  # before anything is compiled
     build_native_if_needed(subject.model, precision="fp32", device=device, report=report)
-    if device.type == "cpu" and (
-        reason := native_unsupported_reason(subject.model, precision="fp32") or try_build_native()
-    ):
-        report(f"without the native engine: {reason}")
-    specs = list_engines(subject.model, device=device, precisions=precision, merge=merge)
-    rows = measure_engines(subject, specs, device=device, batch_sizes=batch_size, seconds=seconds, progress=progress)
+    if device.type == "cpu":
+        reason = native_unsupported_reason(subject.model, precision="fp32") or try_build_native()
+        if reason is not None:
+            report(f"without the native engine: {reason}")
+    specs = list_engines(subject.model, device=device, precisions=precisions, merge=merge)
+    rows = measure_engines(subject, specs, device=device, batch_sizes=batch_sizes, seconds=seconds, progress=progress)
     return BenchmarkResult(
         model=subject.name,
         image_size=pair(subject.model.config.image_size),
@@ -172,37 +174,37 @@ def benchmark(
         rows=tuple(rows),
         recommendation=recommend(rows),
         agreement_images=sum(map(len, subject.batches)),
-        agreement_source=images,
+        agreement_source=None if images is None else describe_data(images),
         note=subject.note,
     )
 
 
-def load_subject(name: str, images: str | None) -> BenchmarkSubject:
+def load_subject(source: ModelSource, images: DataSource | None, *, workers: int = 0) -> BenchmarkSubject:
     """Load a model and the images for agreement: the given ones, else one synthetic image."""
-    if not Path(name).exists():
+    if isinstance(source, str) and not Path(source).exists():
         try:
-            find_variant(name)
+            find_variant(source)
         except UnknownNameError:
             pass  # maybe the name of pretrained weights, which `load` knows
         else:
-            model: Model = create(name).eval()
+            model: Model = create(source).eval()
             note = "The weights are random, so agreement is not measured."
-            return BenchmarkSubject(model=model, name=get_model_name(model.config), batches=[], note=note)
-    loaded = load(name)
+            return BenchmarkSubject(model, get_model_name(model.config), [], note)
+    loaded = source if isinstance(source, Model) else load(source)
     title = loaded.name or get_model_name(loaded.config)
     example = reference_image(loaded.config)
     if images is None:
         note = "Agreement was measured on one synthetic image; --images PATH measures it on yours."
-        return BenchmarkSubject(model=loaded, name=title, batches=[example], note=note)
+        return BenchmarkSubject(loaded, title, [example], note)
     with torch.inference_mode():
         seconds_per_image = time_call(lambda: loaded(example))
     count = max(MIN_AGREEMENT_IMAGES, min(MAX_AGREEMENT_IMAGES, int(AGREEMENT_SECONDS / seconds_per_image)))
-    batches = list(sample_images(open_images([images]), loaded.preprocess, images=count))
+    batches = list(sample_images(open_data_images(images), loaded.preprocess, images=count, workers=workers))
     if not batches:
-        raise DataError("none of the images can be read", got=images)
+        raise DataError("none of the images can be read", got=describe_data(images))
     total = sum(map(len, batches))
-    note = f"Agreement was measured on {total} image{'s' * (total != 1)} of {images}."
-    return BenchmarkSubject(model=loaded, name=title, batches=batches, note=note)
+    note = f"Agreement was measured on {total} image{'s' * (total != 1)} of {describe_data(images)}."
+    return BenchmarkSubject(loaded, title, batches, note)
 
 
 def list_engines(model: Model, *, device: torch.device, precisions: Sequence[str], merge: int) -> list[EngineSpec]:
@@ -216,10 +218,9 @@ def list_engines(model: Model, *, device: torch.device, precisions: Sequence[str
         kinds = available_engines(model, precision=precision, device=device)
         for kind in kinds:
             make = partial(create_engine, kind, model, precision=precision, device=device)
-            specs.append(EngineSpec(kind=kind, precision=precision, create=make))
+            specs.append(EngineSpec(kind, precision, 0, make))
         if merge and kinds:
-            make = partial(create_merging, precision)
-            specs.append(EngineSpec(kind="merging", precision=precision, merge=merge, create=make))
+            specs.append(EngineSpec("merging", precision, merge, partial(create_merging, precision)))
     if not specs:
         got = f"{', '.join(precisions)} on {device}"
         raise ConfigError("no engine to measure", got=got, hint="int8 runs only on the CPU")
@@ -233,49 +234,52 @@ def measure_engines(
     device: torch.device,
     batch_sizes: Sequence[int],
     seconds: float,
-    progress: Callable[[str, float], None],
+    progress: ProgressFunction = ignore_progress,
 ) -> list[BenchmarkRow]:
     """Create all engines, measure agreement and startup of each, then time them in turns."""
     config = subject.model.config
     images = partial(random_images, config.channels, pair(config.image_size))
-    total, finished = len(specs) * (1 + len(batch_sizes)), 0.0
-
-    def advance(phase: str, amount: float) -> None:
-        nonlocal finished
-        finished += amount
-        progress(phase, finished / total)
-
+    created = start_task(progress, "creating engines", len(specs))
     reference = eager_engine(subject.model, device=device)
     reference.forward(images(batch=1))  # torch's own initialization is not part of any engine's startup
     expected = run_batches(reference, subject.batches) if subject.batches else None
     engines: list[Engine] = []
-    rows: list[BenchmarkRow] = []
+    make_rows: list[Callable[..., BenchmarkRow]] = []
     for spec in specs:
         engine, start_seconds, memory_bytes = measure_startup(spec.create, images(batch=1), device=device)
         outputs = run_batches(engine, subject.batches) if expected else None
         engines.append(engine)
-        rows.append(
-            BenchmarkRow(
-                kind=spec.kind,
-                precision=spec.precision,
-                merge=spec.merge,
-                engine=engine.name,
-                start_seconds=start_seconds,
-                memory_bytes=memory_bytes,
-                agreement=compare_outputs(outputs, expected) if outputs and expected else None,
-            )
+        row = partial(
+            BenchmarkRow,
+            kind=spec.kind,
+            engine=engine.name,
+            precision=spec.precision,
+            merge=spec.merge,
+            start_seconds=start_seconds,
+            memory_bytes=memory_bytes,
+            agreement=compare_outputs(outputs, expected) if outputs and expected else None,
         )
-        advance("creating engines", 1.0)
+        make_rows.append(row)
+        created(1)
+    rows: list[list[BenchmarkRow]] = [[] for _ in specs]
     for batch in batch_sizes:
-        timed = partial(advance, f"timing batches of {batch}")
-        speeds = measure_speeds(engines, images(batch=batch), seconds=seconds, progress=timed)
-        rows = [replace(row, speeds=(*row.speeds, speed)) for row, speed in zip(rows, speeds, strict=True)]
-    return rows
+        task, done = f"timing batches of {batch}", 0.0
+
+        def advance(fraction: float, task: str = task) -> None:
+            nonlocal done
+            done += fraction
+            progress(task, min(round(100 * done / len(specs)), 100), 100)
+
+        for number, speed in enumerate(measure_speeds(engines, images(batch=batch), seconds=seconds, progress=advance)):
+            facts = {"batch_size": batch, "images_per_second": speed.images_per_second}
+            rows[number].append(make_rows[number](**facts, latency_p50=speed.latency_p50, runs=speed.runs))
+    return [row for engine_rows in rows for row in engine_rows]
 
 
 def recommend(rows: Sequence[BenchmarkRow]) -> str:
     """Recommend the fastest engine at the largest batch size that still agrees with fp32."""
-    by_speed = sorted(rows, key=lambda row: -row.speeds[-1].images_per_second)
+    largest = [row for row in rows if row.batch_size == rows[-1].batch_size]
+    by_speed = sorted(largest, key=lambda row: -row.images_per_second)
     exact = next((row for row in by_speed if row.precision == "fp32" and not row.merge), None)
     if exact is None:
         return f"The fastest was {by_speed[0].precision} with {by_speed[0].engine}; fp32 was not measured."
@@ -283,24 +287,20 @@ def recommend(rows: Sequence[BenchmarkRow]) -> str:
     if not faster:
         return f"Use fp32, the fastest on this machine: {exact.engine}."
     for row in faster:
-        speedup = row.speeds[-1].images_per_second / exact.speeds[-1].images_per_second
-        if speedup >= MIN_SPEEDUP and (row.agreement is None or row.agreement.same_top1 >= MIN_AGREEMENT):
-            return _describe_recommendation(row, speedup=speedup)
+        speedup, agreement = row.images_per_second / exact.images_per_second, row.agreement
+        if speedup < MIN_SPEEDUP or (agreement is not None and agreement.same_top1 < MIN_AGREEMENT):
+            continue
+        options = f"--precision {row.precision}" + (f" --merge {row.merge}" if row.merge else "")
+        fact = f"{speedup:.1f}× as fast as fp32 with batches of {row.batch_size}"
+        if agreement is None:
+            return f"{options} is {fact}; measure its agreement with your model and --images."
+        if agreement.images < MIN_AGREEMENT_IMAGES:
+            return f"{options} is {fact}; measure its agreement with --images before you use it."
+        same = f"{round(agreement.same_top1 * agreement.images)} of {agreement.images} images"
+        direction, labels = f"the features of {same} keep their direction.", f"{same} keep their class."
+        outcome = f"{labels} vitkit eval measures its accuracy." if agreement.of_logits else direction
+        return f"Use {options}: it is {fact}, and {outcome}"
     return "Use fp32: nothing else is both 20% faster and in agreement with it."
-
-
-def _describe_recommendation(row: BenchmarkRow, *, speedup: float) -> str:
-    options = f"--precision {row.precision}" + (f" --merge {row.merge}" if row.merge else "")
-    fact = f"{speedup:.1f}× as fast as fp32 with batches of {row.speeds[-1].batch}"
-    agreement = row.agreement
-    if agreement is None:
-        return f"{options} is {fact}; measure its agreement with your model and --images."
-    if agreement.images < MIN_AGREEMENT_IMAGES:
-        return f"{options} is {fact}; measure its agreement with --images before you use it."
-    same = f"{round(agreement.same_top1 * agreement.images)} of {agreement.images} images"
-    if not agreement.of_logits:
-        return f"Use {options}: it is {fact}, and the features of {same} keep their direction."
-    return f"Use {options}: it is {fact}, and {same} keep their class. vitkit eval measures its accuracy."
 
 
 def time_interleaved(
@@ -317,11 +317,8 @@ def time_interleaved(
         for index in remaining:
             times[index].append(time_call(actions[index]))
             progress(min(times[index][-1] / max(seconds, 1e-9), 1.0))
-        remaining = [
-            index
-            for index in remaining
-            if len(times[index]) < 2 or (sum(times[index]) < seconds and len(times[index]) < MAX_RUNS)
-        ]
+        runs = {index: len(times[index]) for index in remaining}
+        remaining = [i for i, count in runs.items() if count < 2 or (sum(times[i]) < seconds and count < MAX_RUNS)]
     return times
 
 

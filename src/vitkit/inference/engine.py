@@ -2,8 +2,9 @@
 
 import os
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from copy import deepcopy
+from dataclasses import dataclass
 from typing import Literal, Protocol, TypeVar, runtime_checkable
 
 import torch
@@ -18,6 +19,9 @@ from vitkit.model.vit import ViT
 from vitkit.zoo.registry import Model
 
 Precision = Literal["fp32", "bf16", "int8"]
+TrainingPrecision = Literal["fp32", "bf16", "fp16"]
+TRAINING_DTYPES: Mapping[str, torch.dtype | None] = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
+"""Type of autocast by precision of training."""
 PRECISIONS: tuple[Precision, ...] = ("fp32", "bf16", "int8")
 CPU = torch.device("cpu")
 WARMUP_BATCHES = 8
@@ -68,101 +72,39 @@ def check_precision(name: str) -> Precision:
     raise ConfigError("no such precision", expected="fp32, bf16 or int8", got=name, hint=hint)
 
 
-def resolve_device(name: str, *, local_rank: int = 0) -> torch.device:
-    """Return the named device; `auto` is CUDA, then MPS, then the CPU. `local_rank` selects the GPU of this process."""
+def resolve_device(name: str | torch.device, *, local_rank: int = 0) -> torch.device:
+    """Return a device; `auto` is CUDA, then MPS, then the CPU. `local_rank` selects the GPU of this process.
+
+    A process that sees one GPU uses it, whatever its rank: `srun --gpus-per-task=1` hides those of other ranks.
+    """
+    name = str(name)
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
     if name == "cuda":
-        name = f"cuda:{local_rank}"
+        name = f"cuda:{local_rank if torch.cuda.device_count() != 1 else 0}"
     try:
         return torch.empty(0, device=name).device
     except (RuntimeError, AssertionError) as error:
         raise ConfigError(f"this machine has no device {name}", hint="vitkit doctor lists the devices") from error
 
 
+def choose_training_precision(device: torch.device) -> TrainingPrecision:
+    """Return what `parallel.precision=auto` is: bf16 on GPUs that have it, fp16 on older ones, fp32 elsewhere."""
+    if device.type != "cuda":
+        return "fp32"
+    return "bf16" if torch.cuda.get_device_capability(device) >= (8, 0) else "fp16"
+
+
+@dataclass(kw_only=True, eq=False)
 class ModuleEngine:
-    """A torch module as an engine.
+    """A torch module as an engine; `chunk_size` limits the images per forward pass if smaller chunks are faster."""
 
-    Args:
-        chunk_size: Maximum number of images per forward pass, if smaller chunks than the batch are faster.
-    """
-
-    def __init__(
-        self,
-        module: FeatureModule,
-        *,
-        name: str,
-        precision: Precision = "fp32",
-        dtype: torch.dtype = torch.float32,
-        device: torch.device = CPU,
-        chunk_size: int | None = None,
-    ) -> None:
-        self.module, self.name, self.precision, self.dtype, self.device = module, name, precision, dtype, device
-        self.chunk_size = chunk_size
-
-    @torch.no_grad()
-    def features(self, images: Float[Tensor, "B C H W"]) -> Float[Tensor, "B F"]:
-        """Return the input of the head for each image."""
-        return self._features(images).float().cpu()
-
-    @torch.no_grad()
-    def forward(self, images: Float[Tensor, "B C H W"]) -> tuple[Float[Tensor, "B F"], Float[Tensor, "B Y"]]:
-        """Return features and logits."""
-        features = self._features(images)
-        return features.float().cpu(), self.module.head(features).float().cpu()
-
-    def _features(self, images: Float[Tensor, "B C H W"]) -> Float[Tensor, "B F"]:
-        images = images.to(self.device, self.dtype)
-        if self.chunk_size is None or len(images) <= self.chunk_size:
-            return self.module.features(images)
-        return torch.cat([self.module.features(chunk) for chunk in images.split(self.chunk_size)])
-
-
-def eager_engine(model: Model, *, precision: Precision = "fp32", device: torch.device = CPU) -> ModuleEngine:
-    """Create an engine for the model's own forward pass, in fp32 or entirely in bf16.
-
-    >>> import vitkit
-    >>> model = vitkit.create("Ti/16", image_size=32, num_classes=10, settings=["depth=1"]).eval()
-    >>> images = torch.rand(2, 3, 32, 32)
-    >>> bool((eager_engine(model).forward(images)[1] == model(images)).all())
-    True
-    """
-    if precision == "int8":
-        raise ConfigError("the eager engine has no int8", expected="fp32 or bf16", got="int8")
-    dtype = torch.bfloat16 if precision == "bf16" else torch.float32
-    module = shared_copy(model).to(device, dtype)
-    return ModuleEngine(module, name="torch, eager", precision=precision, dtype=dtype, device=device)
-
-
-def shared_copy(module: Module) -> Module:
-    """Copy a module in evaluation mode. Tensors are shared until the copy is moved or its layers are replaced."""
-    memo: dict[int, Tensor] = {
-        id(tensor): nn.Parameter(tensor.detach(), requires_grad=False) for tensor in module.parameters()
-    }
-    memo |= {id(tensor): tensor.detach() for tensor in module.buffers()}
-    return deepcopy(module, memo).eval()
-
-
-class CompiledEngine(ModuleEngine):
-    """A torch module for GPUs that is compiled after `warmup_batches` batches, and stays eager if that fails.
-
-    The first batches run eagerly, so a few images never wait for compilation. Compiled code is kept in vitkit's cache.
-    """
-
-    def __init__(
-        self,
-        module: FeatureModule,
-        *,
-        precision: Precision,
-        dtype: torch.dtype,
-        device: torch.device,
-        warmup_batches: int,
-    ) -> None:
-        name = f"torch, compiled for {device.type} in {str(dtype).removeprefix('torch.')}"
-        super().__init__(module, name=name, precision=precision, dtype=dtype, device=device)
-        self.warmup_batches = warmup_batches
-        self._forward: Callable[[Tensor], tuple[Tensor, Tensor]] = self._eager
-        self.batch_count = 0
+    module: FeatureModule
+    name: str
+    precision: Precision = "fp32"
+    dtype: torch.dtype = torch.float32
+    device: torch.device = CPU
+    chunk_size: int | None = None
 
     def features(self, images: Float[Tensor, "B C H W"]) -> Float[Tensor, "B F"]:
         """Return the input of the head for each image."""
@@ -171,29 +113,68 @@ class CompiledEngine(ModuleEngine):
     @torch.no_grad()
     def forward(self, images: Float[Tensor, "B C H W"]) -> tuple[Float[Tensor, "B F"], Float[Tensor, "B Y"]]:
         """Return features and logits."""
-        images = images.to(self.device, self.dtype)
-        if self.batch_count == self.warmup_batches:
-            self._forward = self._compile(images)
-        self.batch_count += 1
-        features, logits = self._forward(images)
-        return features.float().cpu(), logits.float().cpu()
+        chunks = images.to(self.device, self.dtype).split(self.chunk_size or max(1, len(images)))
+        features, logits = zip(*map(self._forward, chunks), strict=True)
+        return torch.cat(features).float().cpu(), torch.cat(logits).float().cpu()
 
-    def _eager(self, images: Tensor) -> tuple[Tensor, Tensor]:
+    def _forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
         features = self.module.features(images)
         return features, self.module.head(features)
 
-    def _compile(self, images: Tensor) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
-        """Return the compiled forward pass after one trial, or the eager one with a warning if compiling fails."""
+
+def eager_engine(model: Model, *, precision: Precision = "fp32", device: torch.device = CPU) -> ModuleEngine:
+    """Create an engine for the model's own forward pass, in fp32 or entirely in bf16.
+
+    >>> import vitkit
+    >>> model = vitkit.create("Ti/16", image_size=32, num_classes=10, settings={"depth": 1}).eval()
+    >>> images = torch.rand(2, 3, 32, 32)
+    >>> bool((eager_engine(model).forward(images)[1] == model(images)).all())
+    True
+    """
+    if precision == "int8":
+        raise ConfigError("the eager engine has no int8", expected="fp32 or bf16", got="int8")
+    dtype = torch.bfloat16 if precision == "bf16" else torch.float32
+    module = shared_copy(model).to(device, dtype)
+    return ModuleEngine(module=module, name="torch, eager", precision=precision, dtype=dtype, device=device)
+
+
+def shared_copy(module: Module) -> Module:
+    """Copy a module in evaluation mode. Tensors are shared until the copy is moved or its layers are replaced."""
+    memo: dict[int, Tensor] = {id(tensor): tensor.detach() for tensor in module.buffers()}
+    memo |= {id(tensor): nn.Parameter(tensor.detach(), requires_grad=False) for tensor in module.parameters()}
+    return deepcopy(module, memo).eval()
+
+
+@dataclass(kw_only=True, eq=False)
+class CompiledEngine(ModuleEngine):
+    """A torch module for GPUs that is compiled after `warmup_batches` batches, and stays eager if that fails.
+
+    The first batches run eagerly, so a few images never wait for compilation. Compiled code is kept in vitkit's cache.
+    """
+
+    warmup_batches: int = WARMUP_BATCHES
+    batch_count: int = 0
+    compiled: Callable[[Tensor], tuple[Tensor, Tensor]] | None = None
+
+    def _forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        if self.batch_count == self.warmup_batches:
+            self._compile(images)
+        self.batch_count += 1
+        return (self.compiled or super()._forward)(images)
+
+    def _compile(self, images: Tensor) -> None:
+        """Compile the forward pass and try it once, or stay eager with a warning if that fails."""
         try:
-            _use_private_cache()
-            compiled: Callable[[Tensor], tuple[Tensor, Tensor]] = torch.compile(self._eager)
+            # A directory that no other user can write to, unless one is configured.
+            if INDUCTOR_CACHE not in os.environ:
+                os.environ[INDUCTOR_CACHE] = str(create_cache_dir("inductor"))
+            compiled: Callable[[Tensor], tuple[Tensor, Tensor]] = torch.compile(super()._forward)
             compiled(images)
+            self.compiled = compiled
         except Exception as error:  # a broken compiler must not prevent predictions
             self.name = self.name.replace("compiled for", "eager, on", 1)
             reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
-            warnings.warn(f"torch.compile failed, continuing without it: {reason}", stacklevel=4)
-            return self._eager
-        return compiled
+            warnings.warn(f"torch.compile failed, continuing without it: {reason}", stacklevel=5)
 
 
 def compiled_engine(
@@ -202,14 +183,13 @@ def compiled_engine(
     """Create the engine for a GPU, in fp32 or half precision."""
     dtype = half_dtype(device) if precision == "bf16" else torch.float32
     if precision == "int8":
-        raise ConfigError(
-            "int8 runs only on the CPU",
-            expected="fp32 or bf16",
-            got=f"int8 on {device.type}",
-            hint="use --precision bf16, or --device cpu",
-        )
-    module = shared_copy(model).to(device, dtype)
-    return CompiledEngine(module, precision=precision, dtype=dtype, device=device, warmup_batches=warmup_batches)
+        hint = "use --precision bf16, or --device cpu"
+        got = f"int8 on {device.type}"
+        raise ConfigError("int8 runs only on the CPU", expected="fp32 or bf16", got=got, hint=hint)
+    module, name = shared_copy(model).to(device, dtype), f"torch, compiled for {device.type} in {str(dtype)[6:]}"
+    return CompiledEngine(
+        module=module, name=name, precision=precision, dtype=dtype, device=device, warmup_batches=warmup_batches
+    )
 
 
 def compile_now(engine: Engine) -> Engine:
@@ -224,9 +204,3 @@ def half_dtype(device: torch.device) -> torch.dtype:
     if device.type == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=False):
         return torch.float16
     return torch.float16 if device.type == "mps" else torch.bfloat16
-
-
-def _use_private_cache() -> None:
-    """Make inductor keep its compiled code in a directory that no other user can write to, unless it is configured."""
-    if INDUCTOR_CACHE not in os.environ:
-        os.environ[INDUCTOR_CACHE] = str(create_cache_dir("inductor"))

@@ -9,12 +9,13 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from importlib import metadata, util
 from typing import Literal
 
 from vitkit.core.environment import CpuInfo, MemoryInfo, read_cpu, read_memory
+from vitkit.core.result import Result
 
 VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "CUDA_VISIBLE_DEVICES")
 BF16_TOLERANCE = 0.15
@@ -23,21 +24,25 @@ BF16_TOLERANCE = 0.15
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceInfo:
-    """A device of torch, by the name that `--device` takes."""
+    """A device of torch, by the name that `--device` takes.
+
+    `slowdowns` are the times of a matrix product by precision, relative to fp32; `precision` is what training uses.
+    """
 
     device: str
     name: str
     memory_bytes: int | None
+    precision: str
+    slowdowns: dict[str, float]
 
 
 @dataclass(frozen=True, kw_only=True)
 class TorchInfo:
-    """torch's settings and devices; `bf16_slowdown` is the time of a bf16 matrix product relative to fp32."""
+    """torch's settings and devices."""
 
     threads: int
     interop_threads: int
     cpu_capability: str
-    bf16_slowdown: float
     devices: list[DeviceInfo]
 
 
@@ -59,8 +64,8 @@ class ExtraInfo:
     install: str | None
 
 
-@dataclass(frozen=True, kw_only=True)
-class MachineReport:
+@dataclass(frozen=True, kw_only=True, repr=False)
+class MachineReport(Result):
     """Facts about this machine, and advice by subject."""
 
     versions: dict[str, str | None]
@@ -76,19 +81,35 @@ class MachineReport:
     advice: dict[str, str]
     native_engine: str | None = None
 
+    @property
+    def facts(self) -> dict[str, object]:
+        """All facts by subject, as JSON values."""
+        values = asdict(self)
+        return {key: value for key, value in values.items() if key not in ("advice", "warnings")}
+
     def to_dict(self) -> dict[str, object]:
         """Return the report as JSON values."""
-        return asdict(self)
+        return {**self.facts, "advice": dict(self.advice)}
+
+    def highlights(self) -> dict[str, object]:
+        """Return what determines the speed, and the subjects of advice."""
+        values: dict[str, object] = {"python": self.versions.get("python"), "torch": self.versions.get("torch")}
+        values |= {"processor": self.cpu.name, "cores": self.cpu.usable_cores}
+        if self.torch is not None:
+            values["devices"] = " ".join(device.device for device in self.torch.devices)
+        return values | {"advice": " ".join(self.advice) or "none"}
 
 
-def doctor() -> MachineReport:
+def examine_machine() -> MachineReport:
     """Examine this machine. This takes a few seconds, most of them to import torch."""
     requirements = list_requirements()
     required = ["vitkit", "torch", *(name for name, extra in requirements if extra is None)]
     versions = {"python": platform.python_version(), **{name: package_version(name) for name in required}}
     cpu, memory, torch, torch_error = read_cpu(), read_memory(), None, None
     try:
-        cpu = read_cpu(read_cpu_capabilities())
+        import torch as library  # noqa: PLC0415
+
+        cpu = read_cpu(getattr(library.cpu, "get_capabilities", dict)())  # instruction sets; empty before torch 2.9
         torch = read_torch(cpu, memory)
     except Exception as error:  # a broken torch is part of the report
         torch_error = f"{type(error).__name__}: {error}"
@@ -106,14 +127,6 @@ def doctor() -> MachineReport:
         advice=advise(versions, cpu, torch),
         native_engine=read_native_engine() if torch is not None else None,
     )
-
-
-def read_cpu_capabilities() -> Mapping[str, object]:
-    """Return the instruction sets that torch detects; empty before torch 2.9."""
-    import torch  # noqa: PLC0415
-
-    capabilities: Mapping[str, object] = getattr(torch.cpu, "get_capabilities", dict)()
-    return capabilities
 
 
 def read_native_engine() -> str:
@@ -137,10 +150,9 @@ def package_version(name: str) -> str | None:
 def list_requirements() -> list[tuple[str, str | None]]:
     """Return vitkit's requirements as pairs of package and extra; None means required."""
     try:
-        requirements = metadata.requires("vitkit") or []
+        return list(map(parse_requirement, metadata.requires("vitkit") or ()))
     except metadata.PackageNotFoundError:  # run from a source tree
-        requirements = []
-    return [parse_requirement(requirement) for requirement in requirements]
+        return []
 
 
 def parse_requirement(requirement: str) -> tuple[str, str | None]:
@@ -156,11 +168,9 @@ def read_extras(requirements: Sequence[tuple[str, str | None]]) -> dict[str, Ext
     for extra in dict.fromkeys(extra for _, extra in requirements if extra is not None):
         names = [package for package, each in requirements if each == extra]
         missing = [name for name in names if package_version(name) is None]
-        extras[extra] = ExtraInfo(
-            installed=[name for name in names if name not in missing],
-            missing=missing,
-            install=f"pip install 'vitkit[{extra}]'" if missing else None,
-        )
+        installed = [name for name in names if name not in missing]
+        install = f"pip install 'vitkit[{extra}]'" if missing else None
+        extras[extra] = ExtraInfo(installed=installed, missing=missing, install=install)
     return extras
 
 
@@ -178,31 +188,56 @@ def try_import(name: str) -> LibraryInfo:
 
 
 def read_torch(cpu: CpuInfo, memory: MemoryInfo) -> TorchInfo:
-    """Return torch's settings and devices, the fastest kind of device first, and measure bf16."""
+    """Return torch's settings and devices, the fastest kind of device first, and measure their precisions."""
     import torch  # noqa: PLC0415
 
-    devices = []
-    if torch.cuda.is_available():
-        for index in range(torch.cuda.device_count()):
-            card = torch.cuda.get_device_properties(index)
-            devices.append(DeviceInfo(device=f"cuda:{index}", name=card.name, memory_bytes=card.total_memory))
-    if torch.backends.mps.is_available():
-        devices.append(DeviceInfo(device="mps", name=cpu.name, memory_bytes=memory.total_bytes))
-    devices.append(DeviceInfo(device="cpu", name=cpu.name, memory_bytes=memory.total_bytes))
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # less sensitive to other load
-    try:
-        single, half = torch.ones(512, 512), torch.ones(512, 512, dtype=torch.bfloat16)
-        slowdown = _best_time(lambda: half @ half) / _best_time(lambda: single @ single)
-    finally:
-        torch.set_num_threads(threads)
+    cards = map(torch.cuda.get_device_properties, range(torch.cuda.device_count()))
+    devices = [(f"cuda:{index}", card.name, card.total_memory) for index, card in enumerate(cards)]
+    devices += [("mps", cpu.name, memory.total_bytes)] if torch.backends.mps.is_available() else []
+    devices += [("cpu", cpu.name, memory.total_bytes)]
+    from vitkit.inference.engine import choose_training_precision  # noqa: PLC0415
+
     return TorchInfo(
-        threads=threads,
+        threads=torch.get_num_threads(),
         interop_threads=torch.get_num_interop_threads(),
         cpu_capability=torch.backends.cpu.get_cpu_capability(),
-        bf16_slowdown=round(slowdown, 2),
-        devices=devices,
+        devices=[
+            DeviceInfo(
+                device=device,
+                name=name,
+                memory_bytes=size,
+                precision=choose_training_precision(torch.device(device)),
+                slowdowns=measure_slowdowns(device),
+            )
+            for device, name, size in devices
+        ],
     )
+
+
+def measure_slowdowns(device: str) -> dict[str, float]:
+    """Measure the time of a matrix product on a device in each precision for training, relative to fp32."""
+    import torch  # noqa: PLC0415
+
+    kind = device.partition(":")[0]
+    synchronize = {"cuda": lambda: torch.cuda.synchronize(device), "mps": torch.mps.synchronize}.get(kind, lambda: None)
+    side = 512 if kind == "cpu" else 4096
+    before, threads = torch.get_float32_matmul_precision(), torch.get_num_threads()
+
+    def measure(dtype: "torch.dtype", *, matmul_precision: str = "highest") -> float:
+        torch.set_float32_matmul_precision(matmul_precision)
+        matrix = torch.ones(side, side, dtype=dtype, device=device)
+        return _best_time(lambda: (matrix @ matrix, synchronize()))
+
+    torch.set_num_threads(1)  # less sensitive to other load
+    try:
+        fp32 = measure(torch.float32)
+        times = {"tf32": measure(torch.float32, matmul_precision="high")} if kind == "cuda" else {}
+        times |= {"bf16": measure(torch.bfloat16)}
+        times |= {} if kind == "cpu" else {"fp16": measure(torch.float16)}
+    finally:
+        torch.set_num_threads(threads)
+        torch.set_float32_matmul_precision(before)
+    return {name: round(seconds / fp32, 2) for name, seconds in times.items()}
 
 
 def _best_time(action: Callable[[], object], *, seconds: float = 0.3) -> float:
@@ -223,10 +258,11 @@ def advise(versions: dict[str, str | None], cpu: CpuInfo, torch: TorchInfo | Non
         advice["packages"] = f"not installed: {', '.join(missing)}; run pip install vitkit"
     if torch is None:
         return {**advice, "torch": "torch does not work; reinstall it: https://pytorch.org/get-started/locally"}
-    if torch.bf16_slowdown > 1 + BF16_TOLERANCE:
-        advice["bf16"] = f"bf16 is {torch.bf16_slowdown:.1f}× slower than fp32 here: train and predict in fp32"
-    elif torch.bf16_slowdown < 1 - BF16_TOLERANCE:
-        advice["bf16"] = f"bf16 is {1 / torch.bf16_slowdown:.1f}× faster than fp32 here: try it on the CPU"
+    slowdown = torch.devices[-1].slowdowns["bf16"]  # the CPU's
+    if slowdown > 1 + BF16_TOLERANCE:
+        advice["bf16"] = f"bf16 is {slowdown:.1f}× slower than fp32 on this CPU: train and predict in fp32 on it"
+    elif slowdown < 1 - BF16_TOLERANCE:
+        advice["bf16"] = f"bf16 is {1 / slowdown:.1f}× faster than fp32 on this CPU: try it"
     if torch.threads > cpu.usable_cores:
         load = f"{torch.threads} threads on {cpu.usable_cores} usable cores"
         advice["threads"] = f"torch runs {load}: set OMP_NUM_THREADS={cpu.usable_cores}"

@@ -10,47 +10,29 @@ import errno
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from functools import cached_property
 from itertools import islice
 from pathlib import Path
-from typing import Any, BinaryIO, Literal
+from typing import Any, BinaryIO, Literal, overload
+
+import numpy as np
+from numpy.typing import NDArray
 
 from vitkit.core.errors import ConfigError, DataError, WeightsError, did_you_mean
 from vitkit.core.files import atomic_write, sha256, write_text
 from vitkit.data.dataset import ImageSource, fingerprint_source
-from vitkit.data.layouts.parquet import import_pyarrow
-from vitkit.inference.predictor import Prediction
+from vitkit.data.layouts.shards import import_pyarrow
+from vitkit.inference.predictions import ImagePrediction, Prediction
+from vitkit.typing import ModelSource
 from vitkit.weights.artifact import CHECKSUMS, CONFIG, PREPROCESSING
-from vitkit.weights.hub import resolve_path
-from vitkit.weights.load import WEIGHT_FILES
+from vitkit.weights.load import WEIGHT_FILES, load_bundle, resolve_source
 
 TableFormat = Literal["csv", "jsonl", "parquet"]
 TABLE_FORMATS: tuple[TableFormat, ...] = ("csv", "jsonl", "parquet")
 PARQUET_ROWS = 10_000
 """Rows per parquet row group, which are in memory together."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class ImagePrediction:
-    """The most probable classes of one image and, if requested, its features; or the error that prevented them."""
-
-    file: str
-    predictions: tuple[Prediction, ...] = ()
-    features: tuple[float, ...] = ()
-    error: str | None = None
-
-    def to_json(self) -> dict[str, object]:
-        """Return the prediction as JSON values.
-
-        >>> ImagePrediction(file="cat.jpg", predictions=(Prediction("cat", 0.75),)).to_json()
-        {'file': 'cat.jpg', 'predictions': [{'label': 'cat', 'probability': 0.75}]}
-        """
-        if self.error is not None:
-            return {"file": self.file, "error": self.error}
-        features = {"features": list(self.features)} if self.features else {}
-        return {"file": self.file, "predictions": [each._asdict() for each in self.predictions], **features}
 
 
 def detect_table_format(path: Path) -> TableFormat:
@@ -89,7 +71,7 @@ class PredictionFile:
             metadata = self.metadata_path.read_bytes()
         except OSError:
             metadata = b""
-        self._check_header(self.path, metadata, hint="choose another --out, or delete it and its .json file")
+        self._check_header(self.path, metadata, hint="choose another out (--out), or delete it and its .json file")
         with contextlib.suppress(OSError):  # left over if the process was killed in the last step
             self.partial_path.unlink()
         return True
@@ -109,7 +91,7 @@ class PredictionFile:
     def append(self, batches: Iterable[list[ImagePrediction]]) -> Iterator[list[ImagePrediction]]:
         """Write each batch and yield it once it is on the disk."""
         for batch in batches:
-            self.file.write(b"".join(_json_line(prediction.to_json()) for prediction in batch))
+            self.file.write(b"".join(_json_line(prediction.to_dict()) for prediction in batch))
             self.file.flush()
             os.fsync(self.file.fileno())
             yield batch
@@ -150,16 +132,21 @@ class PredictionFile:
             raise DataError(f"{path} already exists, and the {' and '.join(changed)} changed since", hint=hint)
 
     def _resume(self) -> int:
-        """Return the number of complete lines and remove a truncated one; write the header of a new file."""
+        """Return the number of valid lines and remove the first that is damaged, and all after it.
+
+        Write the header of a new file.
+        """
         self.file.seek(0)
         header = self.file.readline()
         count, end = 0, len(header)
         for line in self.file:
-            if not line.endswith(b"\n"):
+            if not line.endswith(b"\n") or not _is_row(line):
                 break
             count, end = count + 1, end + len(line)
         if count:
-            self._check_header(self.partial_path, header, hint="choose another --out, or delete it to start again")
+            self._check_header(
+                self.partial_path, header, hint="choose another out (--out), or delete it to start again"
+            )
         self.file.truncate(end if count else 0)
         self.file.seek(0, os.SEEK_END)
         if not count:
@@ -215,6 +202,105 @@ class PredictionFile:
                 writer.write_table(pyarrow.Table.from_pylist(group, schema=schema))
 
 
+class StoredPredictions(Sequence[ImagePrediction]):
+    """The rows of a complete file, read when they are used. The file is not held in memory."""
+
+    def __init__(self, path: Path, *, size: int) -> None:
+        self.path, self.size, self.format = path, size, detect_table_format(path)
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __iter__(self) -> Iterator[ImagePrediction]:
+        if self.format == "parquet":
+            for group in range(-(-self.size // PARQUET_ROWS)):
+                yield from map(_from_parquet, self._read_group(group).to_pylist())
+            return
+        with self.path.open("rb") as file:
+            for _, row in self._records(file):
+                yield row
+
+    @overload
+    def __getitem__(self, index: int) -> ImagePrediction: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[ImagePrediction]: ...
+    def __getitem__(self, index: int | slice) -> ImagePrediction | Sequence[ImagePrediction]:
+        if isinstance(index, slice):
+            return [self[position] for position in range(self.size)[index]]
+        index = range(self.size)[index]
+        if self.format == "parquet":
+            group, row = divmod(index, PARQUET_ROWS)
+            return _from_parquet(self._read_group(group).slice(row, 1).to_pylist()[0])
+        with self.path.open("rb") as file:
+            file.seek(int(self.offsets[index]))
+            return next(self._records(file, skip_header=False))[1]
+
+    @cached_property
+    def offsets(self) -> NDArray[np.int64]:
+        """Position of each row in the file, so that any of them can be read without the others."""
+        with self.path.open("rb") as file:
+            return np.fromiter((offset for offset, _ in self._records(file)), dtype=np.int64, count=self.size)
+
+    def _read_group(self, group: int) -> Any:
+        return import_pyarrow("pyarrow.parquet").ParquetFile(self.path).read_row_group(group)
+
+    def _records(self, file: BinaryIO, *, skip_header: bool = True) -> Iterator[tuple[int, ImagePrediction]]:
+        """Yield the position and the content of each row from the file's position on."""
+        if self.format == "jsonl":
+            while line := file.readline():
+                yield file.tell() - len(line), _from_json(json.loads(line))
+            return
+        rows = csv.reader(line.decode("utf-8", "surrogateescape") for line in iter(file.readline, b""))
+        if skip_header:
+            next(rows)
+        offset = file.tell()
+        for row in rows:  # a field may contain line breaks; the reader takes as many lines as it needs
+            yield offset, self._from_csv(row)
+            offset = file.tell()
+
+    @cached_property
+    def columns(self) -> tuple[int, int]:
+        """Numbers of classes and of features in each row of a CSV file."""
+        with self.path.open(encoding="utf-8", errors="surrogateescape", newline="") as file:
+            header = next(csv.reader(file))
+        return sum(name.startswith("label_") for name in header), sum(name.startswith("feature_") for name in header)
+
+    def _from_csv(self, row: Sequence[str]) -> ImagePrediction:
+        classes, features = self.columns
+        file, *cells, error = row
+        top, values = cells[: 2 * classes], cells[2 * classes :]
+        pairs = zip(top[::2], top[1::2], strict=True)
+        return ImagePrediction(
+            file=file,
+            predictions=tuple(Prediction(label, float(value)) for label, value in pairs if value),
+            features=tuple(map(float, values)) if features and not error else (),
+            error=error or None,
+        )
+
+
+def _is_row(line: bytes) -> bool:
+    """Return whether a line is the JSON of a prediction."""
+    try:
+        return isinstance(_from_json(json.loads(line)).file, str)
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return False
+
+
+def _from_json(row: Mapping[str, Any]) -> ImagePrediction:
+    predictions = tuple(Prediction(each["label"], each["probability"]) for each in row.get("predictions", ()))
+    features = tuple(row.get("features", ()))
+    return ImagePrediction(file=row["file"], predictions=predictions, features=features, error=row.get("error"))
+
+
+def _from_parquet(row: Mapping[str, Any]) -> ImagePrediction:
+    return ImagePrediction(
+        file=row["file"],
+        predictions=tuple(map(Prediction, row["labels"], row["probabilities"])),
+        features=tuple(row["features"]),
+        error=row["error"],
+    )
+
+
 def _parquet_row(row: Mapping[str, Any]) -> dict[str, Any]:
     predictions = row.get("predictions", ())
     return {
@@ -258,9 +344,7 @@ def _lock(file: BinaryIO, path: Path) -> None:
         fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         if error.errno in (errno.EACCES, errno.EAGAIN):
-            raise DataError(
-                f"another process is writing {path}", hint="wait for it, or choose another --out"
-            ) from error
+            raise DataError(f"another process is writing {path}", hint="wait for it, or choose another out") from error
 
 
 def _is_at(path: Path, file: BinaryIO) -> bool:
@@ -270,7 +354,7 @@ def _is_at(path: Path, file: BinaryIO) -> bool:
         return False
 
 
-def fingerprint_inputs(model: str, source: ImageSource) -> dict[str, object]:
+def fingerprint_inputs(model: ModelSource, source: ImageSource) -> dict[str, object]:
     """Return fingerprints of a model's weights and of the images, to detect changes before resuming."""
     weights = fingerprint_weights(model)
     return {"images": fingerprint_images(source), **({"weights": weights} if weights else {})}
@@ -281,16 +365,18 @@ def fingerprint_images(source: ImageSource) -> dict[str, object]:
     return {"count": len(source), "names": fingerprint_source(source)}
 
 
-def fingerprint_weights(model: str) -> str | None:
+def fingerprint_weights(model: ModelSource) -> str | None:
     """Return a checksum that changes with the weights; None if there are no weights.
 
-    For an artifact it covers the checksums of its files, for other weights their sizes and times: reading them would
-    take as long as loading the model.
+    For a model in memory it covers the tensors, for an artifact the checksums of its files, for other weights their
+    sizes and times: reading them would take as long as loading the model.
     """
     try:
-        path = resolve_path(model)
+        path = resolve_source(model)
     except WeightsError:  # raised again when the model is loaded
         return None
+    if not isinstance(path, Path):
+        return load_bundle(path).fingerprint()
     if (path / CHECKSUMS).is_file():
         return sha256(path / CHECKSUMS)
     files = _weight_files(path)

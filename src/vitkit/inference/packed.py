@@ -8,7 +8,7 @@ oneDNN's fused addition is not used: it copies, and takes longer than two operat
 
 import math
 from functools import cache
-from typing import Literal
+from typing import cast
 
 import torch
 from torch import nn
@@ -30,6 +30,7 @@ BF16_INSTRUCTION_SETS = ("avx512_bf16", "amx_bf16", "bf16")
 """Instruction sets with bf16 matrix products, as torch names them."""
 
 
+@torch.no_grad()
 def packed_engine(model: Model, *, precision: Precision = "fp32") -> ModuleEngine:
     """Create an engine with packed layers; an eager one where this torch cannot pack."""
     if precision != "int8" and packing_unavailable_reason() is not None:
@@ -39,22 +40,18 @@ def packed_engine(model: Model, *, precision: Precision = "fp32") -> ModuleEngin
         dtype = torch.bfloat16
         module.to(dtype)
     elif precision == "bf16":
-        round_weights_to_bf16(module)
+        for part in module.modules():
+            if isinstance(part, nn.Linear | nn.Conv2d | PatchProjection):
+                part.weight = nn.Parameter(part.weight.bfloat16().float(), requires_grad=False)
         name = "torch, packed, bf16 weights in fp32 arithmetic (this CPU has no bf16 instructions)"
     elif precision == "int8" and not isinstance(model, ViT):
         name = "torch, packed, in fp32 (int8 is not supported for ResNets)"
     pack_model(module, int8=precision == "int8")
-    chunk_size = int8_chunk_size(model) if precision == "int8" else None
-    return ModuleEngine(module, name=name, precision=precision, dtype=dtype, chunk_size=chunk_size)
-
-
-def int8_chunk_size(model: Model) -> int | None:
-    """Return how many images' MLP activations fit into the L2 cache; beyond it, int8 is limited by memory bandwidth."""
-    if not isinstance(model, ViT):
-        return None
-    config = model.config
-    hidden = 4 * (config.prefix + config.patches) * config.mlp_dim
-    return max(1, L2_BYTES // hidden)
+    chunk_size = None
+    if precision == "int8" and isinstance(model, ViT):  # beyond the L2 cache, int8 is limited by memory bandwidth
+        hidden_bytes = 4 * (model.config.prefix + model.config.patches) * model.config.mlp_dim
+        chunk_size = max(1, L2_BYTES // hidden_bytes)
+    return ModuleEngine(module=module, name=name, precision=precision, dtype=dtype, chunk_size=chunk_size)
 
 
 @cache
@@ -63,7 +60,7 @@ def packing_unavailable_reason() -> str | None:
     if not torch.backends.mkldnn.is_available():
         return "this torch has no oneDNN"
     try:
-        output = PackedLinear(torch.eye(2), torch.zeros(2), activation="gelu", approximate="tanh")(torch.ones(1, 2))
+        output = PackedLinear(torch.eye(2), torch.zeros(2), gelu="tanh")(torch.ones(1, 2))
     except (AttributeError, RuntimeError, NotImplementedError, TypeError) as error:
         return f"torch {torch.__version__} does not pack layers: {str(error).splitlines()[0][:200]}"
     expected = functional.gelu(torch.ones(1, 2), approximate="tanh")
@@ -77,15 +74,6 @@ def has_bf16_instructions() -> bool:
     return any(capabilities.get(name) for name in BF16_INSTRUCTION_SETS)
 
 
-@torch.no_grad()
-def round_weights_to_bf16(module: nn.Module) -> None:
-    """Round every weight matrix of a module to bf16 values stored as float32, in place."""
-    for part in module.modules():
-        if isinstance(part, nn.Linear | nn.Conv2d | PatchProjection):
-            part.weight = nn.Parameter(part.weight.bfloat16().float(), requires_grad=False)
-
-
-@torch.no_grad()
 def pack_model(module: nn.Module, *, int8: bool) -> None:
     """Replace the layers of a copied model by packed ones, in place."""
     for block in [part for part in module.modules() if isinstance(part, Block)]:
@@ -133,26 +121,19 @@ def quantize_block(block: Block) -> None:
 
 
 class PackedLinear(nn.Module):
-    """Linear layer with a weight in oneDNN's layout, optionally fused with GELU."""
+    """Linear layer with a weight in oneDNN's layout, optionally fused with GELU of the kind `gelu`."""
 
     def __init__(
-        self,
-        weight: Float[Tensor, "M D"],
-        bias: Float[Tensor, " M"] | None,
-        *,
-        activation: Literal["none", "gelu"] = "none",
-        approximate: str = "",
+        self, weight: Float[Tensor, "M D"], bias: Float[Tensor, " M"] | None, *, gelu: str | None = None
     ) -> None:
         super().__init__()
         self.weight = torch.ops.mkldnn._reorder_linear_weight(weight.detach().contiguous(), EXPECTED_ROWS)
         self.bias = None if bias is None else bias.detach()
-        self.activation, self.approximate = activation, approximate
+        self.activation, self.approximate = ("none", "") if gelu is None else ("gelu", gelu)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Return the layer's output."""
         layer = torch.ops.mkldnn._linear_pointwise
-        result: Tensor = layer(tokens, self.weight, self.bias, self.activation, [], self.approximate)
-        return result
+        return cast("Tensor", layer(tokens, self.weight, self.bias, self.activation, [], self.approximate))
 
 
 class PackedMlp(nn.Module):
@@ -160,12 +141,10 @@ class PackedMlp(nn.Module):
 
     def __init__(self, mlp: Mlp) -> None:
         super().__init__()
-        first, second = mlp.fc1, mlp.fc2
-        self.fc1 = PackedLinear(first.weight, first.bias, activation="gelu", approximate=mlp.approximate)
-        self.fc2 = PackedLinear(second.weight, second.bias)
+        self.fc1 = PackedLinear(mlp.fc1.weight, mlp.fc1.bias, gelu=mlp.approximate)
+        self.fc2 = PackedLinear(mlp.fc2.weight, mlp.fc2.bias)
 
     def forward(self, tokens: Float[Tensor, "B L D"]) -> Float[Tensor, "B L D"]:
-        """Return the MLP's output."""
         return self.fc2(self.fc1(tokens))
 
 
@@ -177,7 +156,6 @@ class UnfusedMlp(nn.Module):
         self.fc1, self.fc2, self.approximate = mlp.fc1, mlp.fc2, mlp.approximate
 
     def forward(self, tokens: Float[Tensor, "B L D"]) -> Float[Tensor, "B L D"]:
-        """Return the MLP's output."""
         hidden = self.fc1(tokens)
         return self.fc2(tanh_gelu(hidden) if self.approximate == "tanh" else torch.ops.aten.gelu_(hidden))
 
@@ -197,7 +175,6 @@ class PackedPatchProjection(nn.Module):
         self.layer = PackedLinear(projection.weight.flatten(1), projection.bias)
 
     def forward(self, images: Float[Tensor, "B C H W"]) -> Float[Tensor, "B N D"]:
-        """Return the embedded patches."""
         return self.layer(patchify(images, patch_size=self.patch_size))
 
 
@@ -205,14 +182,11 @@ class PrestandardizedConv(StandardizedConv):
     """Convolution whose kernel was standardized once."""
 
     def __init__(self, conv: StandardizedConv) -> None:
-        (kernel, _), (stride, _) = conv.kernel_size, conv.stride
-        super().__init__(
-            conv.in_channels, conv.out_channels, kernel=kernel, stride=stride, conventions=conv.conventions
-        )
+        kernel, stride, conventions = conv.kernel_size[0], conv.stride[0], conv.conventions
+        super().__init__(conv.in_channels, conv.out_channels, kernel=kernel, stride=stride, conventions=conventions)
         self.weight = nn.Parameter(conv.standardized_weight().detach(), requires_grad=False)
 
     def standardized_weight(self) -> Float[Tensor, "outputs inputs k k"]:
-        """Return the kernel as it is."""
         return self.weight
 
 
@@ -226,7 +200,6 @@ class Int8Linear(nn.Module):
         self.bias = torch.zeros(len(weight)) if bias is None else bias.detach()
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Quantize the input, multiply, and return float32."""
         rows, scale = quantize_rows(tokens.flatten(0, -2))
         sums = int8_matmul(rows, self.weight).float().mul_(scale)
         return torch.addcmul(self.bias, sums, self.scale).unflatten(0, tokens.shape[:-1])

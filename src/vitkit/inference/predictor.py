@@ -1,62 +1,82 @@
 """Predictions of a trained model for images in any form."""
 
-from collections.abc import Iterator, Sequence
-from pathlib import Path
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 
 import torch
 
-from vitkit.core.errors import ConfigError, InputError
+from vitkit.core.errors import ConfigError, InputError, check_positive
 from vitkit.core.shapes import Float, Tensor
+from vitkit.data.dataset import ImageSource
 from vitkit.data.decode import ImageLike
+from vitkit.data.loader import ImageBatch, make_evaluation_loader
 from vitkit.data.preprocessing import Preprocessing
-from vitkit.inference.engine import CPU, Precision, check_precision
+from vitkit.data.verify import find_reason
+from vitkit.inference.agreement import Agreement
+from vitkit.inference.engine import Precision, check_precision, resolve_device
+from vitkit.inference.image_inputs import list_images, open_images
+from vitkit.inference.predictions import ImagePrediction, Prediction, Predictions, count_images, list_skipped
 from vitkit.inference.select import select_engine
+from vitkit.typing import ModelSource
 from vitkit.weights.load import load
 from vitkit.zoo.registry import Model
 
+NOT_FINITE = "the output is not finite: the weights are damaged, or exceed the range of this precision"
+CHANGED = "could not be read, but can be now: the file changed meanwhile"
 
-class Prediction(NamedTuple):
-    """A class and its probability."""
 
-    label: str
-    probability: float
+@dataclass(frozen=True, kw_only=True)
+class PredictionOptions:
+    """Outputs per image and engine settings."""
+
+    top: int = 5
+    features: bool = False
+    precision: Precision = "fp32"
+    merge: int = 0
+    batch_size: int = 32
+    workers: int = 2
+
+    def __post_init__(self) -> None:
+        check_positive("top", self.top)
 
 
 class Predictor:
     """A trained model with the fastest engine for this machine. Images are preprocessed as in evaluation.
 
+    For loops and services: it keeps the engine, which `vitkit.predict` selects for each call.
+
     Args:
-        model: Run, artifact, weight file or name, or a loaded model.
+        source: A run, an artifact, a weight file of any format, the name of a published model, or a model itself.
+        batch_size: Images per batch.
+        device: cpu, cuda, mps or auto.
         precision: Precision of the matrix products. `engine` is the engine that was selected, and `fallback_reason`
             explains why it is not a faster one (None if it is the fastest).
         merge: Number of tokens to merge in every layer.
 
-    >>> import tempfile, numpy as np, vitkit
-    >>> photo = np.zeros((40, 30, 3), dtype=np.uint8)
-    >>> with tempfile.TemporaryDirectory() as directory:
-    ...     vitkit.save(vitkit.create("Ti/16", image_size=32, num_classes=2), directory, labels=["cat", "dog"])
-    ...     predictor = Predictor(directory)
-    >>> predictor(photo)[0]
-    [Prediction(label='cat', probability=0.5), Prediction(label='dog', probability=0.5)]
+    >>> import numpy as np, vitkit
+    >>> model = vitkit.create("Ti/16", image_size=32, num_classes=2).eval()
+    >>> predictor, photo = Predictor(model, device="cpu"), np.zeros((40, 30, 3), dtype=np.uint8)
+    >>> predictor(photo)[0].predictions
+    (Prediction(label='0', probability=0.5), Prediction(label='1', probability=0.5))
     >>> predictor.features([photo, photo]).shape
     torch.Size([2, 192])
     """
 
     def __init__(
         self,
-        model: Path | str | Model,
+        source: ModelSource,
         *,
-        device: torch.device | str = CPU,
         batch_size: int = 32,
+        device: torch.device | str = "auto",
         precision: Precision = "fp32",
         merge: int = 0,
     ) -> None:
         if batch_size < 1:
             raise ConfigError("the batch size must be at least 1", got=batch_size)
         self.precision = check_precision(precision)
-        self.device, self.batch_size, self.merge = torch.device(device), batch_size, merge
-        self.model = (load(model) if isinstance(model, Path | str) else model).to(self.device)
+        self.device, self.batch_size, self.merge = resolve_device(str(device)), batch_size, merge
+        # Engines have copies in evaluation mode, so the model of a caller is neither moved nor changed.
+        self.model = source if isinstance(source, Model) else load(source, device=self.device)
         self.engine, self.fallback_reason = select_engine(
             self.model, precision=precision, device=self.device, merge=merge
         )
@@ -76,9 +96,19 @@ class Predictor:
         """Whether outputs can differ from those of the unmodified model by more than rounding."""
         return self.precision != "fp32" or self.merge > 0
 
-    def __call__(self, images: ImageLike | Sequence[ImageLike], *, top: int = 5) -> list[list[Prediction]]:
-        """Return the most probable classes of each image, in descending order."""
-        return [self.top_predictions(row, top=top) for row in self.probabilities(images)]
+    def describe_engine(self, agreement: Agreement | None = None) -> dict[str, object]:
+        """Return the settings of the engine as JSON values; its name changes if compiling fails."""
+        settings = {"precision": self.precision, "merge": self.merge, "engine": self.engine.name}
+        return settings | ({"agreement": agreement and agreement.to_json()} if self.is_approximate else {})
+
+    def __call__(self, images: ImageLike | Sequence[ImageLike], top: int = 5) -> Predictions:
+        """Return the most probable classes of each image, in descending order.
+
+        A directory, tar or parquet file means all images in it. An unreadable image has an `error`.
+        """
+        self.check_classes()
+        options = PredictionOptions(top=top, precision=self.precision, merge=self.merge, workers=0)
+        return predict_source(self, open_images(self._list_images(images)), options)
 
     def probabilities(self, images: ImageLike | Sequence[ImageLike]) -> Float[Tensor, "B Y"]:
         """Return the probability of each class for each image."""
@@ -100,20 +130,89 @@ class Predictor:
     def check_classes(self) -> None:
         """Raise InputError if the model has no classes."""
         if not self.labels:
-            raise InputError(
-                "the model has no classes",
-                hint="request features, or add classes with vitkit finetune or vitkit fewshot --save",
-            )
+            hint = "use predict(features=True), or add classes with finetune or fewshot(save=…)"
+            raise InputError("the model has no classes", hint=hint)
 
     def top_predictions(self, probabilities: Float[Tensor, "Y"], *, top: int) -> list[Prediction]:
         """Return the `top` most probable classes. Ties keep the order of the classes."""
-        values, indices = probabilities.sort(descending=True, stable=True)
-        pairs = zip(indices[:top].tolist(), values[:top].tolist(), strict=True)
+        # topk alone may return equal probabilities in any order, and any of those that tie for the last place.
+        lowest = probabilities.topk(min(top, len(probabilities))).values[-1:]
+        candidates = (probabilities >= lowest).nonzero()[:, 0]
+        values, order = probabilities[candidates].sort(descending=True, stable=True)
+        pairs = zip(candidates[order[:top]].tolist(), values[:top].tolist(), strict=True)
         return [Prediction(self.labels[index], value) for index, value in pairs]
 
     def _batches(self, images: ImageLike | Sequence[ImageLike]) -> Iterator[Float[Tensor, "B C H W"]]:
-        inputs: Sequence[ImageLike] = images if isinstance(images, list | tuple) else [images]  # type: ignore[list-item]
+        inputs = self._list_images(images)
+        for first in range(0, len(inputs), self.batch_size):
+            yield self.model.preprocess(inputs[first : first + self.batch_size])
+
+    @staticmethod
+    def _list_images(images: ImageLike | Sequence[ImageLike]) -> list[ImageLike]:
+        inputs = list_images(images)
         if not inputs:
             raise InputError("no images to predict", expected="one or more", got="none")
-        for first in range(0, len(inputs), self.batch_size):
-            yield torch.cat([self.model.preprocess(image) for image in inputs[first : first + self.batch_size]])
+        return inputs
+
+
+def predict_source(
+    predictor: Predictor,
+    source: ImageSource,
+    options: PredictionOptions,
+    *,
+    agreement: Agreement | None = None,
+    progress: Callable[[int], None] = lambda images: None,
+) -> Predictions:
+    """Return the predictions for all images of a source. `progress` is called with the images of each batch."""
+    rows: list[ImagePrediction] = []
+    for batch in predict_batches(predictor, source, options):
+        rows += batch
+        progress(len(batch))
+    engine = predictor.describe_engine(agreement)
+    metadata = {"model": predictor.model.name, **count_images(rows), **engine}
+    return Predictions(
+        rows=tuple(rows), skipped=list_skipped(rows), agreement=agreement, metadata=metadata, images=source
+    )
+
+
+def predict_batches(
+    predictor: Predictor, source: ImageSource, options: PredictionOptions
+) -> Iterator[list[ImagePrediction]]:
+    """Yield the predictions for a source batch by batch; only a few batches are in memory."""
+    batches = make_evaluation_loader(
+        source,
+        preprocessing=predictor.preprocessing,
+        batch_size=predictor.batch_size,
+        workers=options.workers if len(source) > predictor.batch_size else 0,
+        device=predictor.device,
+        lenient=True,
+    )
+    first, channels = 0, predictor.preprocessing.channels
+    with batches:
+        for batch in batches:
+            probabilities, features = compute_outputs(predictor, batch, options)
+            rows = []
+            for row, is_readable in enumerate(batch.labels.tolist()):
+                name, outputs = source.name(first + row), (probabilities, features)
+                if not is_readable:
+                    error = find_reason(source, first + row, channels=channels) or CHANGED
+                    rows.append(ImagePrediction(file=name, error=error))
+                elif not all(output[row].isfinite().all() for output in outputs if output is not None):
+                    rows.append(ImagePrediction(file=name, error=NOT_FINITE))
+                else:
+                    top = (
+                        [] if probabilities is None else predictor.top_predictions(probabilities[row], top=options.top)
+                    )
+                    values = () if features is None else features[row].tolist()
+                    rows.append(ImagePrediction(file=name, predictions=tuple(top), features=tuple(values)))
+            yield rows
+            first += len(rows)
+
+
+def compute_outputs(
+    predictor: Predictor, batch: ImageBatch, options: PredictionOptions
+) -> tuple[Float[Tensor, "B Y"] | None, Float[Tensor, "B F"] | None]:
+    """Return probabilities, if the model has classes, and features, if requested."""
+    features, logits = predictor.forward(predictor.preprocessing.normalize(batch.pixels.to(predictor.device)))
+    probabilities = logits.softmax(dim=1) if predictor.labels else None
+    return probabilities, features if options.features else None

@@ -11,11 +11,12 @@ from typing import Literal, NamedTuple
 
 import torch
 
-from vitkit.core.cache_dir import cache_unwritable_reason
+from vitkit.core.cache_dir import HINT, cache_unwritable_reason
+from vitkit.core.environment import limit_threads
 from vitkit.core.errors import VitkitError, summarize
 from vitkit.inference.engine import CPU, Engine, ModuleEngine, Precision, compiled_engine, eager_engine
 from vitkit.inference.native.encoder import NativeEngine, unsupported_reason
-from vitkit.inference.native.library import build_library, find_compiler, is_built
+from vitkit.inference.native.library import STORAGE_HINT, build_library, find_compiler, is_built, storage_obstacle
 from vitkit.inference.packed import packed_engine, packing_unavailable_reason
 from vitkit.inference.token_merging import TokenMergingViT, check_merging
 from vitkit.model.vit import ViT
@@ -40,11 +41,12 @@ def select_engine(
     """Create the fastest engine for a model. In fp32 its logits are within 1e-4 of the eager model's.
 
     >>> import vitkit
-    >>> model = vitkit.create("Ti/16", image_size=64, num_classes=10, settings=["depth=1"]).eval()
+    >>> model = vitkit.create("Ti/16", image_size=64, num_classes=10, settings={"depth": 1}).eval()
     >>> select_engine(model, merge=4).fallback_reason
     'the native engine does not support token merging'
     """
     check_merging(model, merge)
+    limit_threads()
     device = torch.device(device)
     if device.type != "cpu":
         return SelectedEngine(apply_merging(compiled_engine(model, precision=precision, device=device), merge), None)
@@ -69,7 +71,7 @@ def native_unsupported_reason(model: Model, *, precision: Precision, merge: int 
 def needs_native_build(model: Model, *, precision: Precision, merge: int = 0) -> bool:
     """Return whether selecting an engine will first compile the native one, which takes a while once per machine."""
     is_supported = native_unsupported_reason(model, precision=precision, merge=merge) is None
-    return is_supported and not is_native_built() and native_build_obstacle() is None
+    return is_supported and not is_built() and native_build_obstacle() is None
 
 
 def build_native_if_needed(
@@ -84,21 +86,17 @@ def build_native_if_needed(
     report(f"built in {time.monotonic() - start:.0f} s" if failure is None else f"build failed: {failure}")
 
 
-def is_native_built() -> bool:
-    """Return whether the native engine is compiled already."""
-    try:
-        return is_built()
-    except BUILD_ERRORS:
-        return False
-
-
 def native_build_obstacle() -> str | None:
     """Return why the native engine cannot be compiled, as far as can be told without trying; None if it can."""
     try:
         compiler = find_compiler()
     except BUILD_ERRORS as error:
         return format_error(error)
-    return "no C++ compiler" if compiler is None else cache_unwritable_reason()
+    if compiler is None:
+        return "no C++ compiler"
+    if reason := cache_unwritable_reason() or storage_obstacle():
+        return reason if HINT in reason else f"{reason}; {STORAGE_HINT}"
+    return None
 
 
 @cache
@@ -119,8 +117,11 @@ def format_error(error: Exception) -> str:
 
 def describe_native_engine() -> str:
     """Return whether the native engine is built or can be, for display."""
-    if is_native_built():
-        return "built for this machine"
+    if is_built():
+        failure = try_build_native()
+        return (
+            "built for this machine" if failure is None else f"cannot be used: {failure}; models run on torch, slower"
+        )
     if reason := native_build_obstacle():
         return f"cannot be built: {reason}; models run on torch, slower"
     return "not built yet; the first prediction builds it"

@@ -32,19 +32,17 @@ def check_merging(model: Model, merge: int) -> None:
         check_patches_removable(model.config)
     except ConfigError as error:
         positions, axial = model.config.positions, model.config.block.axial
-        raise ConfigError(
-            "tokens can be merged only if positions are added at the stem alone",
-            expected="positions at the stem and no axial blocks",
-            got=f"{positions.kind} positions, injection = {positions.injection_point}, axial = {axial}",
-            hint="leave merge at 0 for this model",
-        ) from error
+        got = f"{positions.kind} positions, injection = {positions.injection_point}, axial = {axial}"
+        expected, hint = "positions at the stem and no axial blocks", "leave merge at 0 for this model"
+        message = "tokens can be merged only if positions are added at the stem alone"
+        raise ConfigError(message, expected=expected, got=got, hint=hint) from error
 
 
 class TokenMergingViT(nn.Module):
     """A ViT, eager or packed, that merges up to `merge` pairs of tokens in each layer.
 
     >>> import vitkit
-    >>> model = vitkit.create("Ti/16", image_size=64, num_classes=10, settings=["depth=3"]).eval()
+    >>> model = vitkit.create("Ti/16", image_size=64, num_classes=10, settings={"depth": 3}).eval()
     >>> TokenMergingViT(model, merge=4).tokens_per_layer()
     [17, 13, 9]
     """
@@ -68,7 +66,6 @@ class TokenMergingViT(nn.Module):
         return [config.prefix + count for count in patches]
 
     def features(self, images: Float[Tensor, "B C H W"]) -> Float[Tensor, "B F"]:
-        """Return the input of the head for each image."""
         tokens, sizes = self.model.embed(images), None
         config, last = self.model.config, len(self.model.blocks) - 1
         for layer, block in enumerate(self.model.blocks):
@@ -77,7 +74,6 @@ class TokenMergingViT(nn.Module):
         return self.pool(tokens, sizes)
 
     def forward(self, images: Float[Tensor, "B C H W"]) -> Float[Tensor, "B Y"]:
-        """Return the logits."""
         return self.head(self.features(images))
 
     def block_forward(

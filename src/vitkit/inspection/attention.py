@@ -8,13 +8,44 @@ from typing import cast
 
 import torch
 
-from vitkit.core.errors import InputError
+from vitkit.core.errors import ConfigError, InputError, summarize
 from vitkit.core.shapes import Float, Int, Tensor
 from vitkit.core.sizes import pair
-from vitkit.inspection.requirements import require_classes, require_patch_removal, require_vit
+from vitkit.model.config import check_patches_removable
 from vitkit.model.encoder import Capture
 from vitkit.model.vit import ViT
 from vitkit.zoo.registry import Model
+
+
+class NotApplicableError(InputError):
+    """A method that does not apply to this kind of model."""
+
+
+def require_vit(model: Model) -> ViT:
+    """Return the model if it is a Vision Transformer or a hybrid."""
+    if isinstance(model, ViT):
+        return model
+    raise NotApplicableError(
+        "a ResNet has no attention", expected="a Vision Transformer or a hybrid", got="a BiT ResNet"
+    )
+
+
+def require_classes(model: Model) -> ViT:
+    """Return the model if it has attention and a classification head."""
+    vit = require_vit(model)
+    if vit.config.num_classes == 0:
+        raise NotApplicableError("the model has no classes", expected="a model with a head", got="features only")
+    return vit
+
+
+def require_patch_removal(model: Model) -> ViT:
+    """Return the model if patches can be removed from its input."""
+    vit = require_classes(model)
+    try:
+        check_patches_removable(vit.config)
+    except ConfigError as error:
+        raise NotApplicableError(summarize(error)) from error
+    return vit
 
 
 @torch.no_grad()
@@ -174,12 +205,12 @@ def attention_distance(model: Model, batches: Iterable[Float[Tensor, "_ C H W"]]
     def distance(attention: Float[Tensor, "B A L L"]) -> Float[Tensor, "A"]:
         rows = attention[:, :, prefix:]
         far = torch.einsum("banl,ln->ban", rows, distances)
-        return (far / (rows @ on_patches)).mean(dim=2).sum(dim=0, dtype=torch.float64)
+        return (far / (rows @ on_patches)).mean(dim=2).cpu().double().sum(dim=0)  # MPS has no float64
 
     total, images = torch.zeros(depth, vit.config.heads, dtype=torch.float64), 0
     for batch in batches:
         attention = vit.encode(vit.embed(batch), capture=Capture(attention=range(depth), summary=distance)).attention
-        total += torch.stack([attention[layer] for layer in range(depth)]).cpu()
+        total += torch.stack([attention[layer] for layer in range(depth)])
         images += len(batch)
     if images == 0:
         raise InputError("no images to measure attention distance on", expected="at least one", got="none")

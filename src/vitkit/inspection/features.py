@@ -6,10 +6,10 @@ from torch.nn import functional
 from vitkit.core.errors import ConfigError, InputError
 from vitkit.core.shapes import Float, Tensor
 from vitkit.data.preprocessing import Preprocessing
-from vitkit.inspection.requirements import NotApplicableError, require_classes, require_vit
+from vitkit.inspection.attention import NotApplicableError, require_classes, require_vit
 from vitkit.model.encoder import Capture
-from vitkit.model.masked import MaskedAutoencoder, MaskedPatches
 from vitkit.model.positions import position_table
+from vitkit.model.pretraining import MaskedAutoencoder, MaskedPatches
 from vitkit.model.resnet import BiT
 from vitkit.model.vit import ViT
 from vitkit.objectives.base import EVALUATION_USE, PerImageRNG, Reconstruction
@@ -125,13 +125,7 @@ def feature_colors(
 
 @torch.no_grad()
 def patch_similarity(
-    model: Model,
-    images: Float[Tensor, "B C H W"],
-    *,
-    image: int,
-    row: int,
-    column: int,
-    layer: int = -1,
+    model: Model, images: Float[Tensor, "B C H W"], *, image: int, row: int, column: int, layer: int = -1
 ) -> Float[Tensor, "B rows columns"]:
     """Return the cosine similarity of every patch of every image to one patch.
 
@@ -222,7 +216,7 @@ def _gram(features: Float[Tensor, "B D rows columns"], grid: tuple[int, int]) ->
     """Return the centered Gram matrix of samples with unit norm; CKA is the inner product of two of these."""
     cells = functional.adaptive_avg_pool2d(features.float(), grid).permute(0, 2, 3, 1).flatten(0, 2)
     chosen = torch.linspace(0, len(cells) - 1, min(len(cells), SAMPLES), device=cells.device).round().long()
-    samples = cells[chosen].double()
+    samples = cells[chosen].cpu().double()  # MPS has no float64
     samples = samples - samples.mean(dim=0)
     products = samples @ samples.T
     return products / products.norm().clamp(min=1e-30)

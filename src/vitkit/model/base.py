@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from vitkit.core.errors import ConfigError, check_not_negative
-from vitkit.core.shapes import Tensor
+from vitkit.core.shapes import Float, Tensor
 
 if TYPE_CHECKING:
     from vitkit.data.preprocessing import Preprocessing
@@ -22,6 +22,19 @@ class ImageModel(nn.Module):
     name: str
     labels: tuple[str, ...]
     preprocess: "Preprocessing"
+    grad_checkpointing = False
+
+    def forward(self, images: Float[Tensor, "B C H W"]) -> Float[Tensor, "B Y"]:
+        """Return the logits of a batch."""
+        return self.head(self.features(images))
+
+    def features(self, images: Float[Tensor, "B C H W"]) -> Float[Tensor, "B F"]:
+        """Return the features that the head reads."""
+        raise NotImplementedError
+
+    def set_grad_checkpointing(self, enable: bool = True) -> None:
+        """Recompute the activations of each block or stage in the backward pass, which saves memory and costs time."""
+        self.grad_checkpointing = enable
 
     @property
     def num_classes(self) -> int:

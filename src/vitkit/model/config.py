@@ -1,19 +1,22 @@
-"""Configurations of all models, in the paper's terms. This module imports no torch.
+"""Configurations of all models, in the paper's terms. This module imports no torch; positions are imported when built.
 
 Every dataclass checks itself when it is created, so a configuration that exists can be built.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from pkgutil import resolve_name
+from typing import Any, Literal
 
 from vitkit.core.errors import ConfigError, check_fraction, check_not_negative, check_positive, did_you_mean
 from vitkit.core.sizes import Size, pair
-from vitkit.model.position_kinds import POSITION_KINDS, Injection, PositionRole
 
 Activation = Literal["gelu_tanh", "gelu_erf", "swiglu"]
 InterpolationOrigin = Literal[
     "google", "timm", "huggingface", "deit", "mae", "torchvision", "dinov2", "dinov2-registers"
 ]
+Injection = Literal["stem", "every_layer", "shared"]
+PositionRole = Literal["table", "bias", "rotation"]
 ResNetOrigin = Literal["google", "timm"]
 RootKind = Literal["standard", "small", "stack"]
 
@@ -30,6 +33,55 @@ LIMITS = {"width": 10**6, "depth": 10_000, "mlp_dim": 10**7, "num_classes": 10**
 
 
 # Position embeddings
+
+
+@dataclass(frozen=True, kw_only=True)
+class PositionKind:
+    """Registry entry of a kind of position embedding.
+
+    Args:
+        role: `table` is added to the tokens, `bias` is added to the attention logits, `rotation` is applied to queries
+            and keys; None means no positions.
+        factory: `package.module:function`, imported when a model is built. It is called with the `ViTConfig` (and,
+            for a rotation, the device) and returns a parameter or module.
+        injections: Where the positions may enter, the default first.
+        fixed_values: `package.module:function` from a `ViTConfig` to the values of a table that is not learned.
+        width_multiple: Number that must divide the model's width.
+        head_width_multiple: Number that must divide the width of a head.
+    """
+
+    role: PositionRole | None
+    factory: str | None = None
+    injections: tuple[Injection, ...]
+    fixed_values: str | None = None
+    width_multiple: int = 1
+    head_width_multiple: int = 1
+
+    def import_function(self, field: Literal["factory", "fixed_values"]) -> Callable[..., Any]:
+        """Import the function that a field names."""
+        function: Callable[..., Any] = resolve_name(getattr(self, field))
+        return function
+
+
+_MODULE = "vitkit.model.positions"
+_ANYWHERE: tuple[Injection, ...] = ("stem", "every_layer", "shared")
+POSITION_KINDS: dict[str, PositionKind] = {
+    "none": PositionKind(role=None, injections=("stem",)),
+    "learned_1d": PositionKind(role="table", factory=f"{_MODULE}:learned_1d", injections=_ANYWHERE),
+    "learned_2d": PositionKind(role="table", factory=f"{_MODULE}:learned_2d", injections=_ANYWHERE, width_multiple=2),
+    "sincos_2d": PositionKind(
+        role="table",
+        factory=f"{_MODULE}:fixed_table",
+        fixed_values=f"{_MODULE}:sincos_values",
+        injections=("stem", "shared"),
+        width_multiple=4,
+    ),
+    "relative": PositionKind(role="bias", factory=f"{_MODULE}:relative_1d", injections=("every_layer", "shared")),
+    "rotary": PositionKind(
+        role="rotation", factory=f"{_MODULE}:axial_rotary", injections=("shared",), head_width_multiple=4
+    ),
+}
+"""All kinds of position embedding. To add one, write its factory and one entry here."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,19 +108,12 @@ class PositionConfig:
     def __post_init__(self) -> None:
         check_positive("positions.rotary_base", self.rotary_base)
         if self.kind not in POSITION_KINDS:
-            raise ConfigError(
-                "positions.kind is not valid",
-                expected=f"one of: {', '.join(POSITION_KINDS)}",
-                got=self.kind,
-                hint=did_you_mean(self.kind, POSITION_KINDS),
-            )
+            expected, hint = f"one of: {', '.join(POSITION_KINDS)}", did_you_mean(self.kind, POSITION_KINDS)
+            raise ConfigError("positions.kind is not valid", expected=expected, got=self.kind, hint=hint)
         injections = POSITION_KINDS[self.kind].injections
         if self.injection is not None and self.injection not in injections:
-            raise ConfigError(
-                f"{self.kind} positions cannot be injected there",
-                expected=f"injection = {' or '.join(injections)}",
-                got=self.injection,
-            )
+            message, expected = f"{self.kind} positions cannot be injected there", " or ".join(injections)
+            raise ConfigError(message, expected=f"injection = {expected}", got=self.injection)
 
     @property
     def injection_point(self) -> Injection:
@@ -245,11 +290,8 @@ def _check_resnet(config: BackboneConfig | BiTConfig) -> None:
         raise ConfigError("every ResNet stage needs a unit", expected="units ≥ 1", got=config.units)
     multiple = 4 * STACK_GROUP if config.root == "stack" else GROUPS
     if config.root_width < 1 or config.root_width % multiple:
-        raise ConfigError(
-            "the ResNet's root width is not divisible by the groups of its norm",
-            expected=f"a multiple of {multiple}",
-            got=config.root_width,
-        )
+        message = "the ResNet's root width is not divisible by the groups of its norm"
+        raise ConfigError(message, expected=f"a multiple of {multiple}", got=config.root_width)
     if min(config.root_units) < 0 or (any(config.root_units) and config.root != "stack"):
         raise ConfigError(
             "only a stacked root has residual units",
@@ -286,7 +328,6 @@ class ViTConfig:
 
     def __post_init__(self) -> None:
         _check_sizes(self)
-        _check_divisibility(self)
         _check_tokens(self)
         if self.dropout.patches:
             check_patches_removable(self)
@@ -341,11 +382,8 @@ def patch_grid(image_size: Size, *, patch_size: Size) -> tuple[int, int]:
     """
     (height, width), (patch_height, patch_width) = pair(image_size), pair(patch_size)
     if min(height, width, patch_height, patch_width) < 1:
-        raise ConfigError(
-            "image and patch sizes must be positive",
-            expected="1 pixel or more",
-            got=f"an image of {height}×{width} in patches of {patch_height}×{patch_width}",
-        )
+        got = f"an image of {height}×{width} in patches of {patch_height}×{patch_width}"
+        raise ConfigError("image and patch sizes must be positive", expected="1 pixel or more", got=got)
     if height % patch_height or width % patch_width:
         nearest = tuple(max(1, round(a / b)) * b for a, b in ((height, patch_height), (width, patch_width)))
         raise ConfigError(
@@ -366,38 +404,25 @@ def _check_sizes(config: ViTConfig) -> None:
     for name, size in sizes.items():
         if size > LIMITS[name]:
             raise ConfigError(f"{name} is larger than any model's", expected=f"at most {LIMITS[name]:,}", got=size)
-
-
-def _check_divisibility(config: ViTConfig) -> None:
     config.grid  # noqa: B018  the property raises
     if config.width % config.heads:
-        raise ConfigError(
-            "the heads do not divide the width",
-            expected=f"heads that divide {config.width}",
-            got=config.heads,
-            hint=f"the paper's heads are 64 wide: try heads={max(1, config.width // 64)}",
-        )
+        expected, heads = f"heads that divide {config.width}", max(1, config.width // 64)
+        hint = f"the paper's heads are 64 wide: try heads={heads}"
+        raise ConfigError("the heads do not divide the width", expected=expected, got=config.heads, hint=hint)
     kind = POSITION_KINDS[config.positions.kind]
-    for name, size, multiple in (
+    for name, width, multiple in (
         ("the width of a head", config.head_width, kind.head_width_multiple),
         ("the width", config.width, kind.width_multiple),
     ):
-        if size % multiple:
-            raise ConfigError(
-                f"{name} does not suit {config.positions.kind} positions",
-                expected=f"a multiple of {multiple}",
-                got=size,
-            )
+        if width % multiple:
+            message = f"{name} does not suit {config.positions.kind} positions"
+            raise ConfigError(message, expected=f"a multiple of {multiple}", got=width)
 
 
 def _check_tokens(config: ViTConfig) -> None:
     if config.tokens.class_token is False and config.pooling == "class":
-        raise ConfigError(
-            "class pooling reads the class token",
-            expected="tokens.class_token = true",
-            got="false",
-            hint="use pooling=mean or pooling=map for a model without one",
-        )
+        expected, hint = "tokens.class_token = true", "use pooling=mean or pooling=map for a model without one"
+        raise ConfigError("class pooling reads the class token", expected=expected, got="false", hint=hint)
     if config.tokens.distillation and (config.pooling != "class" or config.head.pre_logits):
         raise ConfigError(
             "a distillation token needs a class token and a linear head",

@@ -2,7 +2,9 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from functools import partial
+from itertools import chain
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -11,7 +13,7 @@ from torch.nn import functional
 from vitkit.core.errors import InputError
 from vitkit.core.shapes import Float, Tensor
 from vitkit.model.attention import Attention, AxialAttention, Projections
-from vitkit.model.config import Activation, BlockConfig
+from vitkit.model.config import Activation, ViTConfig
 from vitkit.model.positions import NO_POSITIONS, AttentionPositions
 
 Axis = Literal["row", "column"]
@@ -23,8 +25,7 @@ class Mlp(nn.Module):
     def __init__(self, *, width: int, mlp_dim: int, activation: Activation, dropout: float) -> None:
         super().__init__()
         self.approximate = "tanh" if activation == "gelu_tanh" else "none"
-        self.fc1 = nn.Linear(width, mlp_dim)
-        self.fc2 = nn.Linear(mlp_dim, width)
+        self.fc1, self.fc2 = nn.Linear(width, mlp_dim), nn.Linear(mlp_dim, width)
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, tokens: Float[Tensor, "B L D"]) -> Float[Tensor, "B L D"]:
@@ -42,8 +43,7 @@ class SwiGlu(nn.Module):
 
     def __init__(self, *, width: int, mlp_dim: int, dropout: float) -> None:
         super().__init__()
-        self.fc1 = nn.Linear(width, 2 * mlp_dim)
-        self.fc2 = nn.Linear(mlp_dim, width)
+        self.fc1, self.fc2 = nn.Linear(width, 2 * mlp_dim), nn.Linear(mlp_dim, width)
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, tokens: Float[Tensor, "B L D"]) -> Float[Tensor, "B L D"]:
@@ -89,27 +89,17 @@ class Block(nn.Module):
     .. math:: z' = \mathrm{MSA}(\mathrm{LN}(z)) + z, \qquad z'' = \mathrm{MLP}(\mathrm{LN}(z')) + z'
     """
 
-    def __init__(
-        self,
-        config: BlockConfig,
-        *,
-        attention: Attention,
-        width: int,
-        mlp_dim: int,
-        dropout: float,
-        stochastic_depth: float,
-    ) -> None:
+    def __init__(self, config: ViTConfig, *, axis: Axis | None, stochastic_depth: float) -> None:
         super().__init__()
-
-        def layer_scale() -> nn.Module:
-            return nn.Identity() if config.layer_scale is None else LayerScale(width)
-
-        self.norm1 = nn.LayerNorm(width, eps=config.norm_eps)
-        self.attn = attention
-        self.ls1 = layer_scale()
-        self.norm2 = nn.LayerNorm(width, eps=config.norm_eps)
-        self.mlp = create_mlp(width=width, mlp_dim=mlp_dim, activation=config.activation, dropout=dropout)
-        self.ls2 = layer_scale()
+        block, width, eps, dropout = config.block, config.width, config.block.norm_eps, config.dropout.dense
+        attention = Attention if axis is None else partial(AxialAttention, axis=axis, grid=config.grid)
+        scale = nn.Identity if block.layer_scale is None else partial(LayerScale, width)
+        self.norm1 = nn.LayerNorm(width, eps=eps)
+        self.attn: Attention = attention(block.attention, width=width, heads=config.heads, norm_eps=eps)
+        self.ls1: nn.Module = scale()
+        self.norm2 = nn.LayerNorm(width, eps=eps)
+        self.mlp = create_mlp(width=width, mlp_dim=config.mlp_dim, activation=block.activation, dropout=dropout)
+        self.ls2: nn.Module = scale()
         self.dropout = nn.Dropout(dropout)
         self.stochastic_depth = StochasticDepth(stochastic_depth)
 
@@ -134,43 +124,13 @@ class Block(nn.Module):
         return tokens + self.stochastic_depth(self.ls2(self.mlp(self.norm2(tokens))))
 
 
-def create_blocks(
-    config: BlockConfig,
-    *,
-    depth: int,
-    width: int,
-    heads: int,
-    mlp_dim: int,
-    grid: tuple[int, int],
-    dropout: float,
-    stochastic_depth: float,
-) -> nn.ModuleList:
+def create_blocks(config: ViTConfig) -> nn.ModuleList:
     """Create the blocks of an encoder; an axial encoder has two per layer, one for each direction."""
-    axes: list[Axis | None] = ["row", "column"] * depth if config.axial else [None] * depth
-    rates = [stochastic_depth * index / max(len(axes) - 1, 1) for index in range(len(axes))]
-
-    def create_attention(axis: Axis | None) -> Attention:
-        if axis is None:
-            return Attention(config.attention, width=width, heads=heads, norm_eps=config.norm_eps)
-        return AxialAttention(
-            config.attention, width=width, heads=heads, axis=axis, grid=grid, norm_eps=config.norm_eps
-        )
-
+    axes: list[Axis | None] = ["row", "column"] * config.depth if config.block.axial else [None] * config.depth
+    rate, last = config.dropout.stochastic_depth, max(len(axes) - 1, 1)
     return nn.ModuleList(
-        Block(
-            config,
-            attention=create_attention(axis),
-            width=width,
-            mlp_dim=mlp_dim,
-            dropout=dropout,
-            stochastic_depth=rate,
-        )
-        for axis, rate in zip(axes, rates, strict=True)
+        Block(config, axis=axis, stochastic_depth=rate * index / last) for index, axis in enumerate(axes)
     )
-
-
-def _identity(attention: Float[Tensor, "B A L L"]) -> Float[Tensor, "B A L L"]:
-    return attention
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -185,24 +145,16 @@ class Capture:
     queries: Sequence[int] = ()
     keys: Sequence[int] = ()
     outputs: Sequence[int] = ()
-    summary: Callable[[Float[Tensor, "B A L L"]], Tensor] = _identity
+    summary: Callable[[Float[Tensor, "B A L L"]], Tensor] = lambda attention: attention
 
     def resolve(self, depth: int) -> "Capture":
         """Return the same capture with non-negative layer indices."""
-
-        def resolve(layers: Sequence[int]) -> tuple[int, ...]:
-            for layer in layers:
-                if not -depth <= layer < depth:
-                    raise InputError("no such layer to capture", expected=f"{-depth} to {depth - 1}", got=layer)
-            return tuple(layer % depth for layer in layers)
-
-        return replace(
-            self,
-            attention=resolve(self.attention),
-            queries=resolve(self.queries),
-            keys=resolve(self.keys),
-            outputs=resolve(self.outputs),
-        )
+        layers = {name: getattr(self, name) for name in ("attention", "queries", "keys", "outputs")}
+        for layer in chain.from_iterable(layers.values()):
+            if not -depth <= layer < depth:
+                raise InputError("no such layer to capture", expected=f"{-depth} to {depth - 1}", got=layer)
+        resolved: dict[str, Any] = {name: tuple(layer % depth for layer in layers[name]) for name in layers}
+        return replace(self, **resolved)
 
     def needs_projections(self, layer: int) -> bool:
         """Return whether the queries, keys or attention weights of a layer are captured."""

@@ -5,7 +5,7 @@ from torch import nn
 from torch.nn import functional
 
 from vitkit.core.shapes import Float, Tensor
-from vitkit.model.config import Activation
+from vitkit.model.config import ViTConfig
 from vitkit.model.encoder import create_mlp
 
 
@@ -23,23 +23,20 @@ class PreLogits(nn.Module):
 class AttentionPool(nn.Module):
     """Multi-head attention pooling (MAP): a learned query attends to all tokens, followed by a residual MLP."""
 
-    def __init__(self, *, width: int, heads: int, mlp_dim: int, activation: Activation, norm_eps: float) -> None:
+    def __init__(self, config: ViTConfig) -> None:
         super().__init__()
-        self.heads = heads
+        width, self.heads = config.width, config.heads
         self.latent = nn.Parameter(torch.empty(1, 1, width))
-        self.q = nn.Linear(width, width)
-        self.kv = nn.Linear(width, 2 * width)
-        self.proj = nn.Linear(width, width)
-        self.norm = nn.LayerNorm(width, eps=norm_eps)
-        self.mlp = create_mlp(width=width, mlp_dim=mlp_dim, activation=activation)
+        self.q, self.kv, self.proj = nn.Linear(width, width), nn.Linear(width, 2 * width), nn.Linear(width, width)
+        self.norm = nn.LayerNorm(width, eps=config.block.norm_eps)
+        self.mlp = create_mlp(width=width, mlp_dim=config.mlp_dim, activation=config.block.activation)
 
     def forward(
         self, tokens: Float[Tensor, "B L D"], *, bias: Float[Tensor, "B 1 1 L"] | None = None
     ) -> Float[Tensor, "B D"]:
         """Return the pooled features; `bias` is added to the attention logits."""
-        keys, values = self.keys_and_values(tokens)
         query = self.query(tokens.shape[0])
-        mixed = functional.scaled_dot_product_attention(query, keys, values, attn_mask=bias)
+        mixed = functional.scaled_dot_product_attention(query, *self.keys_and_values(tokens), attn_mask=bias)
         pooled = self.proj(mixed.transpose(1, 2).flatten(2))
         return (pooled + self.mlp(self.norm(pooled)))[:, 0]
 
@@ -65,8 +62,7 @@ class DistilledHead(nn.Module):
 
     def __init__(self, width: int, num_classes: int) -> None:
         super().__init__()
-        self.label = nn.Linear(width, num_classes)
-        self.teacher = nn.Linear(width, num_classes)
+        self.label, self.teacher = nn.Linear(width, num_classes), nn.Linear(width, num_classes)
 
     def forward_both(self, features: Float[Tensor, "B F"]) -> tuple[Float[Tensor, "B Y"], Float[Tensor, "B Y"]]:
         """Return the logits trained on labels and the logits trained on the teacher."""

@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
@@ -43,22 +43,17 @@ def pooling_query(tensor: Tensor, generator: torch.Generator | None) -> None:
     nn.init.xavier_uniform_(tensor.view(-1, 1), generator=generator)
 
 
-def copy_values(tensor: Tensor, _: torch.Generator | None, *, value: Tensor) -> None:
-    """Copy another tensor."""
-    tensor.copy_(value)
-
-
 def initialization_rules(
     *,
-    head_bias: float,
-    layer_scale: float | None,
-    gated_mlp: bool,
-    fixed_positions: Float[Tensor, "1 L D"] | None,
+    head_bias: float = 0.0,
+    layer_scale: float | None = None,
+    gated_mlp: bool = False,
+    fixed_positions: Float[Tensor, "1 L D"] | None = None,
 ) -> tuple[tuple[str, Initializer], ...]:
     """Return pairs of a pattern and an initializer. Exactly one pattern must match a full parameter name."""
     zeros, ones = partial(constant, value=0.0), partial(constant, value=1.0)
     small, tiny = partial(normal, std=0.02), partial(normal, std=1e-6)
-    positions = small if fixed_positions is None else partial(copy_values, value=fixed_positions)
+    positions = small if fixed_positions is None else lambda tensor, _: tensor.copy_(fixed_positions)
     return (
         # Equation 1: E, the class token and E_pos. Registers have no positions, so noise breaks their symmetry.
         (r"patch_embed\.proj\.weight", lecun_normal),
@@ -97,18 +92,9 @@ def initialization_rules(
 
 @torch.no_grad()
 def initialize(
-    model: nn.Module,
-    *,
-    head_bias: float = 0.0,
-    layer_scale: float | None = None,
-    gated_mlp: bool = False,
-    fixed_positions: Float[Tensor, "1 L D"] | None = None,
-    generator: torch.Generator | None = None,
+    model: nn.Module, rules: Sequence[tuple[str, Initializer]], *, generator: torch.Generator | None = None
 ) -> None:
     """Initialize every parameter of a model; a parameter that not exactly one rule matches is an error."""
-    rules = initialization_rules(
-        head_bias=head_bias, layer_scale=layer_scale, gated_mlp=gated_mlp, fixed_positions=fixed_positions
-    )
     for name, parameter in model.named_parameters():
         matching = [initializer for pattern, initializer in rules if re.fullmatch(pattern, name)]
         if len(matching) != 1:

@@ -28,14 +28,8 @@ def patchify(images: Float[Tensor, "B C H W"], *, patch_size: Size) -> Float[Ten
 def unpatchify(patches: Float[Tensor, "B N P"], *, patch_size: Size, grid: tuple[int, int]) -> Float[Tensor, "B C H W"]:
     """Assemble patches into images, the inverse of `patchify`."""
     (rows, columns), (height, width) = grid, pair(patch_size)
-    return rearrange(
-        patches,
-        "B (rows columns) (C p q) -> B C (rows p) (columns q)",
-        rows=rows,
-        columns=columns,
-        p=height,
-        q=width,
-    )
+    layout = "B (rows columns) (C p q) -> B C (rows p) (columns q)"
+    return rearrange(patches, layout, rows=rows, columns=columns, p=height, q=width)
 
 
 def sample_patches(
@@ -121,31 +115,20 @@ def check_images(images: Tensor | Sequence[object], *, channels: int, image_size
     height, width = ("H", "W") if image_size is None else image_size
     expected = f"the model takes one tensor B×{channels}×{height}×{width}"
     if not isinstance(images, Tensor):
-        raise InputError(
-            f"{expected}, got a {type(images).__name__} of {len(images)}",
-            hint="model.preprocess(list) resizes and stacks images of any size",
-        )
+        hint = "model.preprocess(list) resizes and stacks images of any size"
+        raise InputError(f"{expected}, got a {type(images).__name__} of {len(images)}", hint=hint)
     if images.ndim != 4:
-        raise InputError(
-            f"{expected}, got {'×'.join(map(str, images.shape))}",
-            hint="images[None] makes a batch of one" if images.ndim == 3 else "flatten the first dimensions",
-        )
-    if images.shape[1] != channels:
-        count = images.shape[1]
+        hint = "images[None] makes a batch of one" if images.ndim == 3 else "flatten the first dimensions"
+        raise InputError(f"{expected}, got {'×'.join(map(str, images.shape))}", hint=hint)
+    if (count := images.shape[1]) != channels:
+        message = f"images have {count} channel{'s' if count != 1 else ''}, the model takes {channels}"
         expand = "images.expand(-1, 3, -1, -1), or " if (count, channels) == (1, 3) else ""
-        raise InputError(
-            f"images have {count} channel{'s' if count != 1 else ''}, the model takes {channels}",
-            hint=f"{expand}vitkit.adapt(model, channels={count}).model",
-        )
+        raise InputError(message, hint=f"{expand}vitkit.adapt(model, channels={count}).model")
     if not images.is_floating_point():
-        raise InputError(
-            f"images are {str(images.dtype).removeprefix('torch.')}, the model takes normalized floats",
-            hint="model.preprocess.normalize(images), or model.preprocess(files)",
-        )
+        message = f"images are {str(images.dtype).removeprefix('torch.')}, the model takes normalized floats"
+        raise InputError(message, hint="model.preprocess.normalize(images), or model.preprocess(files)")
     size = tuple(images.shape[2:])
     if image_size is not None and size != image_size:
-        setting = size[0] if size[0] == size[1] else size
-        raise InputError(
-            f"images are {size[0]}×{size[1]}, the model takes {height}×{width}",
-            hint=f"model.preprocess(image) resizes; model.set_input_size({setting}) changes the model",
-        )
+        hint = f"model.set_input_size({size[0] if size[0] == size[1] else size}) changes the model"
+        message = f"images are {size[0]}×{size[1]}, the model takes {height}×{width}"
+        raise InputError(message, hint=f"model.preprocess(image) resizes; {hint}")

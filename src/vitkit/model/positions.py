@@ -1,4 +1,4 @@
-"""Implementations of the position embeddings in `position_kinds`, and their interpolation to another patch grid.
+"""Implementations of the position embeddings in `POSITION_KINDS`, and their interpolation to another patch grid.
 
 Tables E_pos have one row per token and are added to the tokens. Relative positions add a bias to the attention
 logits, rotary positions rotate queries and keys.
@@ -7,6 +7,7 @@ logits, rotary positions rotate queries and keys.
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal, NamedTuple
 
 import torch
@@ -16,8 +17,7 @@ from torch.nn import functional
 
 from vitkit.core.errors import InputError, WeightsError
 from vitkit.core.shapes import Float, Int, Tensor
-from vitkit.model.config import BiTConfig, InterpolationOrigin, ViTConfig
-from vitkit.model.position_kinds import POSITION_KINDS
+from vitkit.model.config import POSITION_KINDS, BiTConfig, InterpolationOrigin, ViTConfig
 
 PositionTable = Tensor | nn.Module
 """A table E_pos (1, L, D), or a module that returns one."""
@@ -110,9 +110,7 @@ class RelativePositions(nn.Module):
 
     def __init__(self, *, patches: int, prefix: int, width: int, heads: int) -> None:
         super().__init__()
-        self.patches = patches
-        self.prefix = prefix
-        self.heads = heads
+        self.patches, self.prefix, self.heads = patches, prefix, heads
         self.table = nn.Parameter(torch.empty(2 * patches - 1 + (3 if prefix else 0), width))
 
     def offsets(self) -> Int[Tensor, "L L"]:
@@ -121,12 +119,10 @@ class RelativePositions(nn.Module):
         rows = index[:, None] - index[None, :] + self.patches - 1
         if not self.prefix:
             return rows
-        length, last = self.prefix + self.patches, 2 * self.patches - 1
-        offsets = torch.empty(length, length, dtype=torch.long, device=self.table.device)
-        offsets[self.prefix :, self.prefix :] = rows
-        offsets[: self.prefix, self.prefix :] = last
-        offsets[self.prefix :, : self.prefix] = last + 1
-        offsets[: self.prefix, : self.prefix] = last + 2
+        last, margin = 2 * self.patches - 1, self.prefix
+        offsets = functional.pad(rows, (margin, 0), value=last + 1)  # to prefix tokens
+        offsets = functional.pad(offsets, (0, 0, margin, 0), value=last)  # from prefix tokens
+        offsets[:margin, :margin] = last + 2
         return offsets
 
     def forward(self, queries: Float[Tensor, "B A Q K"]) -> Float[Tensor, "B A Q L"]:
@@ -218,24 +214,22 @@ def resample_grid(
     torch.Size([1, 768, 8])
     """
     if table.shape[1] != old[0] * old[1]:
-        raise InputError(
+        message, expected = (
             "the position embeddings do not fill their grid",
-            expected=f"{old[0]}×{old[1]} = {old[0] * old[1]} rows",
-            got=f"{table.shape[1]} rows",
-            hint="pass the number of prefix rows (class token) and the grid of the others",
+            f"{old[0]}×{old[1]} = {old[0] * old[1]} rows",
         )
+        hint = "pass the number of prefix rows (class token) and the grid of the others"
+        raise InputError(message, expected=expected, got=f"{table.shape[1]} rows", hint=hint)
     if old == new:
         return table
     kernel = KERNELS[origin]
     image = rearrange(table.to(kernel.precision), "one (rows columns) D -> one D rows columns", rows=old[0])
+    interpolate = partial(functional.interpolate, image, mode=kernel.mode)
     if kernel.offset:
         # DINOv2 interpolates by scale instead of by size, and computes the scale from a slightly larger grid.
-        scale = tuple((n + kernel.offset) / o for n, o in zip(new, old, strict=True))
-        image = functional.interpolate(image, scale_factor=scale, mode=kernel.mode)
+        image = interpolate(scale_factor=tuple((n + kernel.offset) / o for n, o in zip(new, old, strict=True)))
     else:
-        image = functional.interpolate(
-            image, size=new, mode=kernel.mode, align_corners=kernel.align_corners, antialias=kernel.antialias
-        )
+        image = interpolate(size=new, align_corners=kernel.align_corners, antialias=kernel.antialias)
     return rearrange(image, "one D rows columns -> one (rows columns) D").to(table.dtype)
 
 
@@ -294,8 +288,7 @@ def adapt_positions(
         side = 1 if name.endswith(".x") else 0
         return resample_grid(table, old=(1, old.grid[side]), new=(1, new.grid[side]), origin=origin)
     rows = dict(zip(before, table.split(1, dim=1), strict=False))
-    zeros = table.new_zeros(1, 1, table.shape[2])
-    prefix = [rows.get(token, zeros) for token in after]
+    prefix = [rows.get(token, table.new_zeros(1, 1, table.shape[2])) for token in after]
     if name.endswith(".prefix"):
         return torch.cat(prefix, dim=1)
     grid = resample_grid(table[:, len(before) :], old=old.grid, new=new.grid, origin=origin)

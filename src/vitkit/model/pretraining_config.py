@@ -39,11 +39,9 @@ class MaskedConfig:
                 raise ConfigError(f"objective.masked.{name} is not a fraction", expected="0 ≤ fraction ≤ 1", got=value)
         check_positive("objective.masked.corrupt_ratio", self.corrupt_ratio)
         if self.mask_token_ratio + self.other_patch_ratio > 1.0 + 1e-9:
-            raise ConfigError(
-                "mask_token_ratio and other_patch_ratio are fractions of the same patches",
-                expected="a sum of at most 1",
-                got=self.mask_token_ratio + self.other_patch_ratio,
-            )
+            message = "mask_token_ratio and other_patch_ratio are fractions of the same patches"
+            total = self.mask_token_ratio + self.other_patch_ratio
+            raise ConfigError(message, expected="a sum of at most 1", got=total)
 
     def output_shape(self, model: ViTConfig) -> tuple[int, int]:
         """Return the number of predictions per patch and the number of outputs of each (classes, or pixel values).
@@ -57,18 +55,13 @@ class MaskedConfig:
         if self.target == "pixels":
             return 1, height * width * model.channels
         if model.channels > 3:
-            raise ConfigError(
-                "color targets need images of at most three channels",
-                expected="objective.masked.target=pixels",
-                got=f"{self.target}, and {model.channels} channels",
-            )
+            message = "color targets need images of at most three channels"
+            got = f"{self.target}, and {model.channels} channels"
+            raise ConfigError(message, expected="objective.masked.target=pixels", got=got)
         if self.target == "downsized" and min(height, width) < DOWNSIZED_SIDE:
-            raise ConfigError(
-                "the patch is too small to be downsized",
-                expected=f"{DOWNSIZED_SIDE}×{DOWNSIZED_SIDE} pixels or more",
-                got=f"{height}×{width}",
-                hint="use objective.masked.target=mean_color or pixels",
-            )
+            expected, got = f"{DOWNSIZED_SIDE}×{DOWNSIZED_SIDE} pixels or more", f"{height}×{width}"
+            hint = "use objective.masked.target=mean_color or pixels"
+            raise ConfigError("the patch is too small to be downsized", expected=expected, got=got, hint=hint)
         return DOWNSIZED_SIDE**2 if self.target == "downsized" else 1, COLOR_LEVELS**model.channels
 
 
@@ -87,34 +80,24 @@ class MAEConfig:
 
     def __post_init__(self) -> None:
         if not 0.0 < self.mask_ratio < 1.0:
-            raise ConfigError(
-                "objective.mae.mask_ratio is not a fraction", expected="0 < fraction < 1", got=self.mask_ratio
-            )
+            message, expected = "objective.mae.mask_ratio is not a fraction", "0 < fraction < 1"
+            raise ConfigError(message, expected=expected, got=self.mask_ratio)
         for name in ("width", "depth", "heads"):
             check_positive(f"objective.mae.{name}", getattr(self, name))
         if self.width % 4 or self.width % self.heads:
-            raise ConfigError(
-                "objective.mae.width does not suit its heads and sine-cosine positions",
-                expected=f"a multiple of 4 and of {self.heads}",
-                got=self.width,
-            )
+            message = "objective.mae.width does not suit its heads and sine-cosine positions"
+            raise ConfigError(message, expected=f"a multiple of 4 and of {self.heads}", got=self.width)
 
 
 def make_student_config(config: ViTConfig | BiTConfig, *, token: bool) -> ViTConfig | BiTConfig:
     """Return the configuration of a student, with a distillation token if `token` is set (DeiT)."""
     if isinstance(config, ViTConfig):
         if config.tokens.distillation and not token:
-            raise ConfigError(
-                "the student has a distillation token and a head for it",
-                expected="objective.distillation.token=true",
-                got="false",
-            )
+            message = "the student has a distillation token and a head for it"
+            raise ConfigError(message, expected="objective.distillation.token=true", got="false")
         return replace(config, tokens=replace(config.tokens, distillation=token))
     if token:
-        raise ConfigError(
-            "a distillation token needs a Vision Transformer",
-            expected="a ViT",
-            got="a ResNet",
-            hint="set objective.distillation.token=false: both losses then act on the one head",
-        )
+        message = "a distillation token needs a Vision Transformer"
+        hint = "set objective.distillation.token=false: both losses then act on the one head"
+        raise ConfigError(message, expected="a ViT", got="a ResNet", hint=hint)
     return config

@@ -5,6 +5,7 @@ padding and weights divided by std + 1e-5; BiT is a ResNet v2 (norm before convo
 weights divided by sqrt(var + 1e-10). timm divides both by sqrt(var + 1e-8), and its weights need that.
 """
 
+from collections import OrderedDict
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -17,7 +18,7 @@ from vitkit.core.shapes import Float, Tensor
 from vitkit.core.sizes import Size
 from vitkit.model.base import ImageModel
 from vitkit.model.config import EXPANSION, GROUPS, STACK_GROUP, BackboneConfig, BiTConfig, ResNetOrigin, RootKind
-from vitkit.model.init import initialize
+from vitkit.model.init import initialization_rules, initialize
 from vitkit.model.patches import check_images
 
 
@@ -86,18 +87,6 @@ class StandardizedConv(nn.Conv2d):
         return functional.conv2d(input, self.standardized_weight(), stride=stride, padding=kernel // 2)
 
 
-class Downsample(nn.Module):
-    """Shortcut of a unit that changes the shape: a 1×1 convolution, followed by a norm in the hybrid's backbone."""
-
-    def __init__(self, conv: StandardizedConv, norm: nn.Module) -> None:
-        super().__init__()
-        self.conv = conv
-        self.norm = norm
-
-    def forward(self, features: Float[Tensor, "B C H W"]) -> Float[Tensor, "B C2 H2 W2"]:
-        return self.norm(self.conv(features))
-
-
 class PostActivationUnit(nn.Module):
     """Bottleneck with the norm after each convolution, the unit of the hybrid's backbone."""
 
@@ -109,9 +98,10 @@ class PostActivationUnit(nn.Module):
         self.conv1, self.norm1 = conv(inputs, inner, kernel=1, stride=1), norm(inner)
         self.conv2, self.norm2 = conv(inner, inner, kernel=3, stride=stride), norm(inner)
         self.conv3, self.norm3 = conv(inner, outputs, kernel=1, stride=1), norm(outputs)
-        self.downsample: Downsample | None = None
+        self.downsample: nn.Sequential | None = None
         if inputs != outputs or stride != 1:
-            self.downsample = Downsample(conv(inputs, outputs, kernel=1, stride=stride), norm(outputs))
+            shortcut = conv(inputs, outputs, kernel=1, stride=stride)
+            self.downsample = nn.Sequential(OrderedDict(conv=shortcut, norm=norm(outputs)))
 
     def forward(self, features: Float[Tensor, "B C H W"]) -> Float[Tensor, "B C2 H2 W2"]:
         residual = self.downsample(features) if self.downsample else features
@@ -131,9 +121,9 @@ class PreActivationUnit(nn.Module):
         self.norm1, self.conv1 = norm(inputs), conv(inputs, inner, kernel=1, stride=1)
         self.norm2, self.conv2 = norm(inner), conv(inner, inner, kernel=3, stride=stride)
         self.norm3, self.conv3 = norm(inner), conv(inner, outputs, kernel=1, stride=1)
-        self.downsample: Downsample | None = None
+        self.downsample: nn.Sequential | None = None
         if inputs != outputs or stride != 1:
-            self.downsample = Downsample(conv(inputs, outputs, kernel=1, stride=stride), nn.Identity())
+            self.downsample = nn.Sequential(OrderedDict(conv=conv(inputs, outputs, kernel=1, stride=stride)))
 
     def forward(self, features: Float[Tensor, "B C H W"]) -> Float[Tensor, "B C2 H2 W2"]:
         activated = functional.relu(self.norm1(features))
@@ -146,25 +136,10 @@ class PreActivationUnit(nn.Module):
 Unit = type[PostActivationUnit] | type[PreActivationUnit]
 
 
-class Stage(nn.Module):
-    """Units of one resolution; the first changes the width and, after the first stage, halves the resolution."""
-
-    def __init__(
-        self, unit: Unit, *, units: int, inputs: int, inner: int, stride: int, conventions: NumericConventions
-    ) -> None:
-        super().__init__()
-        first = unit(inputs, inner, stride=stride, conventions=conventions)
-        rest = (unit(inner * EXPANSION, inner, stride=1, conventions=conventions) for _ in range(units - 1))
-        self.blocks = nn.Sequential(first, *rest)
-
-    def forward(self, features: Float[Tensor, "B C H W"]) -> Float[Tensor, "B C2 H2 W2"]:
-        return self.blocks(features)
-
-
 def create_stages(
     unit: Unit, *, units: tuple[int, ...], root_width: int, conventions: NumericConventions
 ) -> nn.Sequential:
-    """Create the stages of a ResNet; each doubles the width and, after the first, halves the resolution.
+    """Create the stages of a ResNet. Each doubles the width and, after the first, halves the resolution.
 
     >>> conventions = BIT_CONVENTIONS["google"]
     >>> stages = create_stages(PreActivationUnit, units=(1, 2), root_width=64, conventions=conventions)
@@ -173,10 +148,11 @@ def create_stages(
     """
     stages, inputs = [], root_width
     for index, count in enumerate(units):
-        inner = root_width * 2**index
-        stride = 1 if index == 0 else 2
-        stages.append(Stage(unit, units=count, inputs=inputs, inner=inner, stride=stride, conventions=conventions))
+        inner, create = root_width * 2**index, partial(unit, conventions=conventions)
+        first = create(inputs, inner, stride=1 if index == 0 else 2)
         inputs = inner * EXPANSION
+        rest = (create(inputs, inner, stride=1) for _ in range(count - 1))
+        stages.append(nn.Sequential(OrderedDict(blocks=nn.Sequential(first, *rest))))
     return nn.Sequential(*stages)
 
 
@@ -197,10 +173,9 @@ class BasicUnit(nn.Module):
 
     def __init__(self, width: int) -> None:
         super().__init__()
-        self.conv1 = nn.Conv2d(width, width, 3, padding=1, bias=False)
-        self.norm1 = nn.GroupNorm(width // STACK_GROUP, width)
-        self.conv2 = nn.Conv2d(width, width, 3, padding=1, bias=False)
-        self.norm2 = nn.GroupNorm(width // STACK_GROUP, width)
+        conv = partial(nn.Conv2d, width, width, 3, padding=1, bias=False)
+        self.conv1, self.norm1 = conv(), nn.GroupNorm(width // STACK_GROUP, width)
+        self.conv2, self.norm2 = conv(), nn.GroupNorm(width // STACK_GROUP, width)
 
     def forward(self, features: Float[Tensor, "B C H W"]) -> Float[Tensor, "B C H W"]:
         hidden = functional.relu(self.norm1(self.conv1(features)))
@@ -262,11 +237,7 @@ class Backbone(nn.Module):
         super().__init__()
         conventions = HYBRID_CONVENTIONS[config.origin]
         self.width = config.width
-        self.stem = (
-            StackedStem(channels, config.root_width, units=config.root_units)
-            if config.root == "stack"
-            else BackboneStem(channels, config.root_width, root=config.root, conventions=conventions)
-        )
+        self.stem = _create_stem(BackboneStem, config, channels=channels, conventions=conventions)
         self.stages = create_stages(
             PostActivationUnit, units=config.units, root_width=config.root_width, conventions=conventions
         )
@@ -288,6 +259,18 @@ class BiTStem(nn.Module):
         return functional.max_pool2d(functional.pad(features, (1, 1, 1, 1)), 3, stride=2) if self.pools else features
 
 
+def _create_stem(
+    stem: type[BackboneStem | BiTStem],
+    config: BackboneConfig | BiTConfig,
+    *,
+    channels: int,
+    conventions: NumericConventions,
+) -> StackedStem | BackboneStem | BiTStem:
+    if config.root == "stack":
+        return StackedStem(channels, config.root_width, units=config.root_units)
+    return stem(channels, config.root_width, root=config.root, conventions=conventions)
+
+
 class BiT(ImageModel):
     """Big Transfer ResNet v2, the paper's baseline (section 4.1). It takes images of any size.
 
@@ -298,13 +281,8 @@ class BiT(ImageModel):
     def __init__(self, config: BiTConfig) -> None:
         super().__init__()
         self.config: BiTConfig = config
-        self.grad_checkpointing = False
         conventions = BIT_CONVENTIONS[config.origin]
-        self.stem = (
-            StackedStem(config.channels, config.root_width, units=config.root_units)
-            if config.root == "stack"
-            else BiTStem(config.channels, config.root_width, root=config.root, conventions=conventions)
-        )
+        self.stem = _create_stem(BiTStem, config, channels=config.channels, conventions=conventions)
         self.stages = create_stages(
             PreActivationUnit, units=config.units, root_width=config.root_width, conventions=conventions
         )
@@ -313,12 +291,11 @@ class BiT(ImageModel):
         self.reset_parameters()
 
     def create_head(self) -> nn.Module:
-        config = self.config
-        return nn.Linear(config.width, config.num_classes) if config.num_classes else nn.Identity()
+        return nn.Linear(self.config.width, self.num_classes) if self.num_classes else nn.Identity()
 
     def reset_parameters(self, generator: torch.Generator | None = None) -> None:
         """Initialize all parameters."""
-        initialize(self, generator=generator)
+        initialize(self, initialization_rules(), generator=generator)
 
     def features(self, images: Float[Tensor, "B C H W"]) -> Float[Tensor, "B F"]:
         """Return the features that the head reads: the last feature map, averaged over the image."""
@@ -340,10 +317,6 @@ class BiT(ImageModel):
         features = feature_map.mean(dim=(2, 3))
         return features if pre_logits else self.head(features)
 
-    def set_grad_checkpointing(self, enable: bool = True) -> None:
-        """Recompute the activations of each stage in the backward pass, which saves memory and costs time."""
-        self.grad_checkpointing = enable
-
     def set_input_size(self, image_size: Size) -> None:
         """Change the size to which images are resized before they are classified; the network takes any size."""
         self.config = replace(self.config, image_size=image_size)
@@ -357,6 +330,3 @@ class BiT(ImageModel):
         for stage in self.stages:
             maps.append(stage(maps[-1]))
         return [*maps[1:-1], functional.relu(self.norm(maps[-1]))]
-
-    def forward(self, images: Float[Tensor, "B C H W"]) -> Float[Tensor, "B Y"]:
-        return self.head(self.features(images))

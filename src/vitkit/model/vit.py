@@ -19,12 +19,11 @@ from vitkit.core.shapes import Float, Int, Tensor
 from vitkit.core.sizes import Size, pair
 from vitkit.model.attention import AxialAttention
 from vitkit.model.base import ImageModel
-from vitkit.model.config import ViTConfig, check_patches_removable
+from vitkit.model.config import POSITION_KINDS, ViTConfig, check_patches_removable
 from vitkit.model.encoder import NO_CAPTURE, Block, Capture, EncoderOutput, create_blocks
 from vitkit.model.heads import AttentionPool, DistilledHead, PreLogits
-from vitkit.model.init import initialize
+from vitkit.model.init import initialization_rules, initialize
 from vitkit.model.patches import PatchEmbedding, sample_patches, select_patches
-from vitkit.model.position_kinds import POSITION_KINDS
 from vitkit.model.positions import (
     AttentionPositions,
     PositionBias,
@@ -51,7 +50,6 @@ class ViT(ImageModel):
     def __init__(self, config: ViTConfig) -> None:
         super().__init__()
         self.config: ViTConfig = config
-        self.grad_checkpointing = False
         width, tokens = config.width, config.tokens
 
         backbone = Backbone(config.backbone, channels=config.channels) if config.backbone else None
@@ -61,16 +59,7 @@ class ViT(ImageModel):
         self.reg_token = _learned_tokens(tokens.registers, width)
         self.dropout = nn.Dropout(config.dropout.dense)
 
-        self.blocks = create_blocks(
-            config.block,
-            depth=config.depth,
-            width=width,
-            heads=config.heads,
-            mlp_dim=config.mlp_dim,
-            grid=config.grid,
-            dropout=config.dropout.dense,
-            stochastic_depth=config.dropout.stochastic_depth,
-        )
+        self.blocks = create_blocks(config)
         self._create_positions()
         self._create_head()
         self.reset_parameters()
@@ -95,15 +84,7 @@ class ViT(ImageModel):
         config, head = self.config, self.config.head
         norm = nn.LayerNorm(config.width, eps=config.block.norm_eps)
         self.norm = norm if head.norm == "before_pooling" else nn.Identity()
-        self.attn_pool = None
-        if config.pooling == "map":
-            self.attn_pool = AttentionPool(
-                width=config.width,
-                heads=config.heads,
-                mlp_dim=config.mlp_dim,
-                activation=config.block.activation,
-                norm_eps=config.block.norm_eps,
-            )
+        self.attn_pool = AttentionPool(config) if config.pooling == "map" else None
         self.fc_norm = norm if head.norm == "after_pooling" else nn.Identity()
         self.pre_logits = PreLogits(config.width, head.pre_logits) if head.pre_logits else nn.Identity()
         self.head = self.create_head()
@@ -120,18 +101,13 @@ class ViT(ImageModel):
         """Initialize all parameters as the released code does."""
         config = self.config
         kind = POSITION_KINDS[config.positions.kind]
-        initialize(
-            self,
+        rules = initialization_rules(
             head_bias=config.head.bias,
             layer_scale=config.block.layer_scale,
             gated_mlp=config.block.activation == "swiglu",
             fixed_positions=kind.import_function("fixed_values")(config) if kind.fixed_values else None,
-            generator=generator,
         )
-
-    def forward(self, images: Float[Tensor, "B C H W"]) -> Float[Tensor, "B Y"]:
-        """Return the logits of a batch."""
-        return self.head(self.features(images))
+        initialize(self, rules, generator=generator)
 
     def features(self, images: Float[Tensor, "B C H W"]) -> Float[Tensor, "B F"]:
         """Return the features that the head reads, the representation y."""
@@ -159,25 +135,24 @@ class ViT(ImageModel):
         return self.dropout(self._select_visible(tokens, visible))
 
     def encode(
-        self, tokens: Float[Tensor, "B L D"], *, capture: Capture = NO_CAPTURE, rows: int | None = None
+        self,
+        tokens: Float[Tensor, "B L D"],
+        *,
+        capture: Capture = NO_CAPTURE,
+        rows: int | None = None,
+        depth: int | None = None,
     ) -> EncoderOutput:
-        """Apply all blocks (equations 2 and 3) and capture intermediate results.
+        """Apply all blocks, or the first `depth` of them (equations 2 and 3), and capture intermediate results.
 
         With `rows` only the first rows of z_L are computed. Captured results are computed next to the fused attention,
         layer by layer, so that memory holds no more than what is captured.
         """
-        return self._encode(tokens, capture=capture, rows=rows, depth=len(self.blocks))
-
-    def _encode(
-        self, tokens: Float[Tensor, "B L D"], *, capture: Capture, rows: int | None = None, depth: int
-    ) -> EncoderOutput:
-        """Apply the first `depth` blocks."""
         capture = capture.resolve(len(self.blocks))
         output = EncoderOutput(tokens=tokens)
         rotary = self._rotary(tokens.device)
         for layer, block in enumerate(cast("Sequence[Block]", self.blocks[:depth])):
             tokens = self._add_layer_positions(layer, tokens)
-            positions = AttentionPositions(rotary, self._relative(layer))
+            positions = self._attention_positions(layer, rotary)
             if capture.needs_projections(layer):
                 projections = block.attn.project_sequence(block.norm1(tokens), positions=positions)
                 output.record(capture, layer, block.attn, projections)
@@ -197,7 +172,7 @@ class ViT(ImageModel):
     ) -> tuple[Float[Tensor, "B L D"], Float[Tensor, "B A L L"]]:
         """Return one layer's output and its attention weights, through which gradients flow."""
         block = cast("Block", self.blocks[layer])
-        positions = AttentionPositions(self._rotary(tokens.device), self._relative(layer))
+        positions = self._attention_positions(layer, self._rotary(tokens.device))
         return block.forward_with_weights(self._add_layer_positions(layer, tokens), positions=positions)
 
     def pool(self, encoded: EncoderOutput) -> Float[Tensor, "B F"]:
@@ -214,10 +189,8 @@ class ViT(ImageModel):
 
     def pool_layer(self, tokens: Float[Tensor, "B L D"]) -> Float[Tensor, "B F"]:
         """Return the features of the tokens of any layer, as if it were the last."""
-        config = self.config
-        if config.pooling == "class":
-            tokens = tokens[:, : config.class_tokens]
-        return self._pool_normalized(self.norm(tokens))
+        is_class = self.config.pooling == "class"
+        return self._pool_normalized(self.norm(tokens[:, : self.config.class_tokens] if is_class else tokens))
 
     def _pool_normalized(self, tokens: Float[Tensor, "B L D"]) -> Float[Tensor, "B F"]:
         config = self.config
@@ -265,7 +238,7 @@ class ViT(ImageModel):
         chosen = range(total) if indices is None else range(total)[-indices:] if isinstance(indices, int) else indices
         layers = Capture(outputs=tuple(chosen)).resolve(total).outputs
         depth = max(layers) + 1 if stop_early else total
-        encoded = self._encode(self.embed(images), capture=Capture(outputs=layers), depth=depth)
+        encoded = self.encode(self.embed(images), capture=Capture(outputs=layers), depth=depth)
         intermediates: list[Any] = []
         for layer in sorted(set(layers)):
             tokens = self.norm(encoded.outputs[layer]) if norm else encoded.outputs[layer]
@@ -274,10 +247,6 @@ class ViT(ImageModel):
                 patches = rearrange(patches, "B (H W) D -> B D H W", H=config.grid[0]).contiguous()
             intermediates.append((patches, prefix) if return_prefix_tokens and config.prefix else patches)
         return intermediates if intermediates_only else (self.norm(encoded.tokens), intermediates)
-
-    def set_grad_checkpointing(self, enable: bool = True) -> None:
-        """Recompute the activations of each block in the backward pass, which saves memory and costs time."""
-        self.grad_checkpointing = enable
 
     def no_weight_decay(self) -> set[str]:
         """Return the parameters that optimizers should not decay, besides biases and norms."""
@@ -357,9 +326,9 @@ class ViT(ImageModel):
         positions = self.layer_pos_embed[layer] if self.layer_pos_embed else shared
         return tokens if positions is None else tokens + self.token_positions(positions)
 
-    def _relative(self, layer: int) -> PositionBias | None:
+    def _attention_positions(self, layer: int, rotary: PositionRotation | None) -> AttentionPositions:
         relatives = cast("Sequence[PositionBias]", self.relative)
-        return relatives[layer % len(relatives)] if relatives else None
+        return AttentionPositions(rotary, relatives[layer % len(relatives)] if relatives else None)
 
     def _rotary(self, device: torch.device) -> PositionRotation | None:
         return None if self._create_rotation is None else self._create_rotation(self.config, device)

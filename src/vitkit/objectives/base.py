@@ -104,15 +104,11 @@ class Reconstruction(NamedTuple):
 
 
 @runtime_checkable
-class SelfSupervised(Protocol[Targets]):
+class SelfSupervised(Objective[Targets], Protocol[Targets]):
     """An objective that makes its own targets, and whose predictions can be shown as images."""
 
     def make_targets(self, images: Float[Tensor, "B C H W"], pixels: Tensor, *, rng: PerImageRNG) -> Targets:
         """Choose the patches to predict and return their targets; `pixels` are the images as 0…255."""
-        ...
-
-    def __call__(self, model: nn.Module, images: Float[Tensor, "B C H W"], targets: Targets) -> LossOutput:
-        """Return the mean loss of a batch, and its metrics."""
         ...
 
     def reconstruct(
@@ -160,7 +156,7 @@ class ObjectiveBuilder:
 class PretrainingBuilder(ObjectiveBuilder):
     """Builder for self-supervised objectives, which wrap a headless ViT."""
 
-    def configure_model(self, model: ModelConfig) -> ModelConfig:  # noqa: D102
+    def configure_model(self, model: ModelConfig) -> ModelConfig:
         if isinstance(model, ViTConfig):
             return replace(model, head=replace(model.head, pre_logits=None, bias=0.0))
         return model

@@ -14,26 +14,21 @@ if TYPE_CHECKING:
     from vitkit.objectives.base import ObjectiveBuilder
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class ObjectiveEntry:
-    """Location of an objective's builder, imported on first use so that configurations need no torch."""
+    """An objective's builder as `module:class`, imported on first use so that configurations need no torch."""
 
-    module: str
     builder: str
     needs_labels: bool
 
 
 OBJECTIVES = {
-    "supervised": ObjectiveEntry(module="vitkit.objectives.supervised", builder="SupervisedBuilder", needs_labels=True),
-    "masked": ObjectiveEntry(
-        module="vitkit.objectives.masked_patches", builder="MaskedPatchBuilder", needs_labels=False
-    ),
-    "mae": ObjectiveEntry(module="vitkit.objectives.mae", builder="MAEBuilder", needs_labels=False),
-    "distillation": ObjectiveEntry(
-        module="vitkit.objectives.distillation", builder="DistillationBuilder", needs_labels=True
-    ),
+    "supervised": ObjectiveEntry("vitkit.objectives.supervised:SupervisedBuilder", needs_labels=True),
+    "masked": ObjectiveEntry("vitkit.objectives.masked_patches:MaskedPatchBuilder", needs_labels=False),
+    "mae": ObjectiveEntry("vitkit.objectives.mae:MAEBuilder", needs_labels=False),
+    "distillation": ObjectiveEntry("vitkit.objectives.distillation:DistillationBuilder", needs_labels=True),
     "feature_distillation": ObjectiveEntry(
-        module="vitkit.objectives.feature_distillation", builder="FeatureDistillationBuilder", needs_labels=True
+        "vitkit.objectives.distillation:FeatureDistillationBuilder", needs_labels=True
     ),
 }
 
@@ -125,6 +120,6 @@ class ObjectiveConfig(SupervisedConfig):
 
 def get_builder(config: ObjectiveConfig) -> "ObjectiveBuilder":
     """Return the builder of the configured objective."""
-    entry = find_objective(config.name)
-    builder: type[ObjectiveBuilder] = getattr(import_module(entry.module), entry.builder)
+    module, _, name = find_objective(config.name).builder.partition(":")
+    builder: type[ObjectiveBuilder] = getattr(import_module(module), name)
     return builder(config)

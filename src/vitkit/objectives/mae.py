@@ -17,8 +17,8 @@ from vitkit.core.shapes import Float, Int, Tensor
 from vitkit.core.sizes import Size, pair
 from vitkit.data.preprocessing import Preprocessing
 from vitkit.model.config import HeadConfig, PositionConfig, TokenConfig, ViTConfig
-from vitkit.model.masked import MaskedAutoencoder, get_encoder
 from vitkit.model.patches import patchify, select_patches
+from vitkit.model.pretraining import MaskedAutoencoder, get_encoder
 from vitkit.model.pretraining_config import MAEConfig
 from vitkit.objectives.base import LossOutput, Objective, PerImageRNG, PretrainingBuilder, Reconstruction, require_vit
 from vitkit.objectives.masked_patches import paste_patches
@@ -96,15 +96,13 @@ class MAEObjective:
 class MAEBuilder(PretrainingBuilder):
     """Builder of the MAE objective, which wraps the encoder with a decoder."""
 
-    def wrap(self, model: Model, *, generator: torch.Generator | None = None) -> nn.Module:  # noqa: D102
+    def wrap(self, model: Model, *, generator: torch.Generator | None = None) -> nn.Module:
         return MaskedAutoencoder(require_vit(model), self.config.mae, generator=generator)
 
-    def build(  # noqa: D102
-        self, model: nn.Module, *, preprocessing: Preprocessing, teacher: Teacher | None
-    ) -> Objective[Any]:
+    def build(self, model: nn.Module, *, preprocessing: Preprocessing, teacher: Teacher | None) -> Objective[Any]:
         return MAEObjective(self.config.mae, require_vit(get_encoder(model)).config, preprocessing=preprocessing)
 
-    def pretraining_config(self) -> MAEConfig:  # noqa: D102
+    def pretraining_config(self) -> MAEConfig:
         return self.config.mae
 
     def forward_flops(self, model: ModelConfig) -> int:
@@ -115,17 +113,9 @@ class MAEBuilder(PretrainingBuilder):
         hidden, (height, width) = model.patches - visible, pair(model.patch_size)
         pixels = model.channels * height * width
         encoder = replace(model, image_size=(height, width * visible))  # any grid of as many patches
-        decoder = replace(
-            model,
-            width=config.width,
-            depth=config.depth,
-            heads=config.heads,
-            mlp_dim=4 * config.width,
-            positions=PositionConfig(kind="none"),
-            pooling="mean",
-            tokens=TokenConfig(registers=model.prefix),
-            head=HeadConfig(),
-        )
+        decoder = replace(model, width=config.width, depth=config.depth, heads=config.heads, mlp_dim=4 * config.width)
+        positions, tokens = PositionConfig(kind="none"), TokenConfig(registers=model.prefix)
+        decoder = replace(decoder, positions=positions, tokens=tokens, pooling="mean", head=HeadConfig())
         embedding = count_dense_flops(model.prefix + visible, model.width, config.width)
         return (
             sum(count_forward_flops(encoder).values())

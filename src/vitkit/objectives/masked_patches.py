@@ -18,8 +18,8 @@ from vitkit.core.shapes import Bool, Float, Int, Tensor
 from vitkit.core.sizes import Size, pair
 from vitkit.data.preprocessing import Preprocessing
 from vitkit.model.config import ViTConfig
-from vitkit.model.masked import MaskedPatches, get_encoder
 from vitkit.model.patches import patchify, select_patches, unpatchify
+from vitkit.model.pretraining import MaskedPatches, get_encoder
 from vitkit.model.pretraining_config import COLOR_LEVELS, DOWNSIZED_SIDE, MaskedConfig
 from vitkit.objectives.base import LossOutput, Objective, PerImageRNG, PretrainingBuilder, Reconstruction, require_vit
 from vitkit.objectives.teacher import Teacher
@@ -93,15 +93,13 @@ class MaskedPatchObjective:
 class MaskedPatchBuilder(PretrainingBuilder):
     """Builder of masked patch prediction, which wraps the encoder with a mask token and a prediction head."""
 
-    def wrap(self, model: Model, *, generator: torch.Generator | None = None) -> nn.Module:  # noqa: D102
+    def wrap(self, model: Model, *, generator: torch.Generator | None = None) -> nn.Module:
         return MaskedPatches(require_vit(model), self.config.masked, generator=generator)
 
-    def build(  # noqa: D102
-        self, model: nn.Module, *, preprocessing: Preprocessing, teacher: Teacher | None
-    ) -> Objective[Any]:
+    def build(self, model: nn.Module, *, preprocessing: Preprocessing, teacher: Teacher | None) -> Objective[Any]:
         return MaskedPatchObjective(self.config.masked, require_vit(get_encoder(model)).config)
 
-    def pretraining_config(self) -> MaskedConfig:  # noqa: D102
+    def pretraining_config(self) -> MaskedConfig:
         return self.config.masked
 
     def forward_flops(self, model: ModelConfig) -> int:

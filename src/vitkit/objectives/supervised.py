@@ -28,9 +28,7 @@ class SupervisedObjective:
 class SupervisedBuilder(ObjectiveBuilder):
     """Builder of the supervised objective."""
 
-    def build(  # noqa: D102
-        self, model: nn.Module, *, preprocessing: Preprocessing, teacher: Teacher | None
-    ) -> Objective[Any]:
+    def build(self, model: nn.Module, *, preprocessing: Preprocessing, teacher: Teacher | None) -> Objective[Any]:
         return SupervisedObjective(self.config)
 
 

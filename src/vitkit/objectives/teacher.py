@@ -66,17 +66,13 @@ def renormalize(
 
 
 def denormalize(images: Float[Tensor, "B C H W"], preprocessing: Preprocessing) -> Float[Tensor, "B C H W"]:
-    """Return the pixels, 0…255, of normalized images.
+    """Return the pixels, 0…255, of normalized images, without the rounding errors of float32.
 
     >>> pixels, preprocessing = torch.arange(256, dtype=torch.uint8).expand(1, 3, 1, 256), Preprocessing(mean=(0.485,))
     >>> torch.equal(denormalize(preprocessing.normalize(pixels), preprocessing), pixels)
     True
     """
-    shift, scale = (
-        torch.tensor(values, dtype=torch.float64, device=images.device).mul_(255).float()[:, None, None]
-        for values in (preprocessing.mean, preprocessing.std)
-    )
-    return (images.float() * scale + shift).mul_(_STEPS_PER_LEVEL).round_().div_(_STEPS_PER_LEVEL)
+    return preprocessing.denormalize(images).mul_(_STEPS_PER_LEVEL).round_().div_(_STEPS_PER_LEVEL)
 
 
 def match_classes(labels: Sequence[str], *, classes: Sequence[str]) -> tuple[int, ...]:

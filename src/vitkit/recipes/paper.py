@@ -135,18 +135,17 @@ class FinetuningRow(NamedTuple):
     title: str
     steps: int
     warmup_steps: int
-    rates: tuple[float, ...]
     lr: float
     dev_fraction: float
     time: str
     expected: str
+    rates: tuple[float, ...] = (0.001, 0.003, 0.01, 0.03)
     image_size: int = 384
     ema_decay: float | None = None
 
 
 IMAGENET_RATES = (0.003, 0.01, 0.03, 0.06)
 """The last of them is for ResNets and hybrids."""
-RATES = (0.001, 0.003, 0.01, 0.03)
 
 # Table 4 has no warm-up; 500 steps is the released code's, and 100 its choice for runs of 500 steps. Times of B/16
 # are those its authors report for eight V100; accuracies of B/16 pre-trained on ImageNet-21k are Table 5's.
@@ -154,86 +153,60 @@ _B16 = "B/16 on eight V100 (the released code's README)"
 _SHORT = "17 minutes for 500 steps of B/16 on eight V100 (the released code's README, on CIFAR)"
 _FROM_21K = "with B/16 pre-trained on ImageNet-21k (Table 5)"
 
+_L16_512 = "longer than the 59 hours of L/16 at 384 pixels on eight V100 (the released code's README)"
+_HEADLINE = "pixels with averaged weights, the headline run of"
+
 TABLE4 = (
     FinetuningRow(
-        "imagenet", "ImageNet", 20_000, 500, IMAGENET_RATES, 0.03, 0.01, f"18 hours, {_B16}", f"83.97 % {_FROM_21K}"
+        *("imagenet", "ImageNet", 20_000, 500, 0.03, 0.01, f"18 hours, {_B16}", f"83.97 % {_FROM_21K}"),
+        rates=IMAGENET_RATES,
     ),
-    FinetuningRow("cifar10", "CIFAR-10", 10_000, 500, RATES, 0.01, 0.02, f"7 hours, {_B16}", f"98.95 % {_FROM_21K}"),
-    FinetuningRow("cifar100", "CIFAR-100", 10_000, 500, RATES, 0.01, 0.02, f"7 hours, {_B16}", f"91.67 % {_FROM_21K}"),
-    FinetuningRow("pets", "Oxford-IIIT Pets", 500, 100, RATES, 0.01, 0.1, _SHORT, f"94.43 % {_FROM_21K}"),
-    FinetuningRow("flowers", "Oxford Flowers-102", 500, 100, RATES, 0.01, 0.1, _SHORT, f"99.38 % {_FROM_21K}"),
+    FinetuningRow("cifar10", "CIFAR-10", 10_000, 500, 0.01, 0.02, f"7 hours, {_B16}", f"98.95 % {_FROM_21K}"),
+    FinetuningRow("cifar100", "CIFAR-100", 10_000, 500, 0.01, 0.02, f"7 hours, {_B16}", f"91.67 % {_FROM_21K}"),
+    FinetuningRow("pets", "Oxford-IIIT Pets", 500, 100, 0.01, 0.1, _SHORT, f"94.43 % {_FROM_21K}"),
+    FinetuningRow("flowers", "Oxford Flowers-102", 500, 100, 0.01, 0.1, _SHORT, f"99.38 % {_FROM_21K}"),
     FinetuningRow(
-        "vtab1k",
-        "one of VTAB-1k's 19 tasks",
-        2500,
-        500,
-        (0.01,),
-        0.01,
-        0.2,
-        "2500 steps for each of 19 tasks; not timed",
+        *("vtab1k", "one of VTAB-1k's 19 tasks", 2500, 500, 0.01, 0.2, "2500 steps for each of 19 tasks; not timed"),
         "72.72 % over the 19 tasks with L/16 pre-trained on ImageNet-21k (Table 2)",
+        rates=(0.01,),
     ),
     FinetuningRow(
-        "imagenet-l16-512",
-        "ImageNet at 512 pixels with averaged weights, the headline run of L/16",
-        20_000,
-        500,
-        IMAGENET_RATES,
-        0.03,
-        0.01,
-        "longer than the 59 hours of L/16 at 384 pixels on eight V100 (the released code's README)",
+        *("imagenet-l16-512", f"ImageNet at 512 {_HEADLINE} L/16", 20_000, 500, 0.03, 0.01, _L16_512),
         "87.76 % with L/16 from JFT-300M, 85.30 % from ImageNet-21k (Table 2)",
-        image_size=512,
-        ema_decay=0.9999,
+        *(IMAGENET_RATES, 512, 0.9999),
     ),
     FinetuningRow(
-        "imagenet-h14-518",
-        "ImageNet at 518 pixels with averaged weights, the headline run of H/14",
-        20_000,
-        500,
-        IMAGENET_RATES,
-        0.03,
-        0.01,
-        "not timed",
+        *("imagenet-h14-518", f"ImageNet at 518 {_HEADLINE} H/14", 20_000, 500, 0.03, 0.01, "not timed"),
         "88.55 % with H/14 from JFT-300M (Table 2)",
-        image_size=518,
-        ema_decay=0.9999,
+        *(IMAGENET_RATES, 518, 0.9999),
     ),
 )
 
 LEVELS = ("none", "light1", "light2", "medium1", "medium2", "strong1", "strong2")
-EXAFLOPS = {
-    "R+Ti/16": (1.0, 10.9),
-    "Ti/16": (2.9, 31.6),
-    "S/32": (2.6, 28.8),
-    "S/16": (10.6, 116),
-    "B/32": (10.2, 111),
-    "B/16": (40.5, 443),
-    "R26+S/32": (8.0, 87.3),
-    "L/16": (142, 1551),
-    "R50+L/32": (44.8, 489),
-}
-"""Compute of 300 epochs on ImageNet and on ImageNet-21k, by our count."""
 
-BEST = {
-    IMAGENET.name: {
-        "Ti/16": "light1",
-        "S/32": "light2",
-        "S/16": "medium2",
-        "B/32": "medium2",
-        "B/16": "medium2",
-        "L/16": "medium2",
-    },
-    IMAGENET_21K.name: {
-        "Ti/16": "none",
-        "S/32": "none",
-        "S/16": "light1",
-        "B/32": "light2",
-        "B/16": "light2",
-        "L/16": "medium2",
-    },
+
+class AugregRow(NamedTuple):
+    """A model of AugReg, on ImageNet and on ImageNet-21k.
+
+    Compute of 300 epochs is by our count. The best levels are those of big_vision's configurations, with weight decay
+    0.1 and no dropout.
+    """
+
+    exaflops: tuple[float, float]
+    best: tuple[str, str] | None = None
+
+
+AUGREG_MODELS = {
+    "R+Ti/16": AugregRow((1.0, 10.9)),
+    "Ti/16": AugregRow((2.9, 31.6), ("light1", "none")),
+    "S/32": AugregRow((2.6, 28.8), ("light2", "none")),
+    "S/16": AugregRow((10.6, 116), ("medium2", "light1")),
+    "B/32": AugregRow((10.2, 111), ("medium2", "light2")),
+    "B/16": AugregRow((40.5, 443), ("medium2", "light2")),
+    "R26+S/32": AugregRow((8.0, 87.3)),
+    "L/16": AugregRow((142, 1551), ("medium2", "medium2")),
+    "R50+L/32": AugregRow((44.8, 489)),
 }
-"""The level of each model in big_vision's configurations, with weight decay 0.1 and no dropout."""
 
 
 def recipes() -> Iterator[Recipe]:
@@ -241,7 +214,7 @@ def recipes() -> Iterator[Recipe]:
     yield from map(pretraining_recipe, TABLE3)
     yield from map(finetuning_recipe, TABLE4)
     for corpus in (IMAGENET, IMAGENET_21K):
-        for model in EXAFLOPS:
+        for model in AUGREG_MODELS:
             yield from (augreg_recipe(corpus, model, level) for level in LEVELS)
 
 
@@ -261,17 +234,11 @@ def pretraining_recipe(row: PretrainingRow) -> Recipe:
     source = "(Table 5)" if alone else "(Table 5, which does not say after how many epochs)"
     if corpus is JFT:
         source = "(Table 6). JFT-300M is not public: set data.path to a similar dataset"
-    return Recipe(
-        name=name,
-        group=PRETRAINING,
-        summary=f"{row.model} on {corpus.title}, {row.epochs} epochs",
-        command=train_command(name),
-        time=time,
-        expected="not in the paper: Table 5 does not have this model"
-        if row.top1 is None
-        else f"ImageNet {row.top1:.2f} % after fine-tuning at 384 pixels {source}",
-        make=partial(pretraining, row),
-    )
+    expected = "not in the paper: Table 5 does not have this model"
+    if row.top1 is not None:
+        expected = f"ImageNet {row.top1:.2f} % after fine-tuning at 384 pixels {source}"
+    summary = f"{row.model} on {corpus.title}, {row.epochs} epochs"
+    return Recipe(PRETRAINING, name, partial(pretraining, row), summary, train_command(name), time, expected)
 
 
 def pretraining(row: PretrainingRow) -> RunConfig:
@@ -289,19 +256,10 @@ def pretraining(row: PretrainingRow) -> RunConfig:
 
 def finetuning_recipe(row: FinetuningRow) -> Recipe:
     """Return the recipe of a row of Table 4."""
-    name = f"finetune-{row.name}"
+    name, summary = f"finetune-{row.name}", f"{row.title}, {row.steps} steps"
     sweep = " --sweep" if len(row.rates) > 1 else ""
-    return Recipe(
-        name=name,
-        group=FINETUNING,
-        summary=f"{row.title}, {row.steps} steps",
-        command=f"vitkit finetune WEIGHTS FOLDER --recipe {name} --out runs/{name}{sweep}",
-        time=row.time,
-        expected=row.expected,
-        make=partial(finetuning, row),
-        kind="finetune",
-        rates=row.rates,
-    )
+    command = f"vitkit finetune WEIGHTS FOLDER --recipe {name} --out runs/{name}{sweep}"
+    return Recipe(FINETUNING, name, partial(finetuning, row), summary, command, row.time, row.expected, row.rates)
 
 
 def finetuning(row: FinetuningRow) -> RunConfig:
@@ -330,20 +288,15 @@ def finetuning(row: FinetuningRow) -> RunConfig:
 def augreg_recipe(corpus: Corpus, model: str, level: str) -> Recipe:
     """Return the recipe of a model at a level. The result names the authors' best; accuracies are in their figures."""
     name = f"augreg-{slug(model)}-{level}" + ("-21k" if corpus is IMAGENET_21K else "")
-    best, expected = BEST[corpus.name].get(model), "see figure 4 of the paper"
+    row, expected = AUGREG_MODELS[model], "see figure 4 of the paper"
+    best = row.best and row.best[corpus is IMAGENET_21K]
     if best == level:
         expected = f"the best level for {model} on {corpus.title}, by big_vision's configuration"
     elif best is not None:
         expected = f"big_vision's configuration uses {best} for {model} on {corpus.title}; {expected}"
-    return Recipe(
-        name=name,
-        group=AUGREG,
-        summary=f"{model} on {corpus.title} with augmentation {level}, 300 epochs",
-        command=train_command(name),
-        time=f"{EXAFLOPS[model][corpus is IMAGENET_21K]:g} exaFLOPs by our count; not timed",
-        expected=expected,
-        make=partial(augreg, corpus, model, level),
-    )
+    summary = f"{model} on {corpus.title} with augmentation {level}, 300 epochs"
+    time = f"{row.exaflops[corpus is IMAGENET_21K]:g} exaFLOPs by our count; not timed"
+    return Recipe(AUGREG, name, partial(augreg, corpus, model, level), summary, train_command(name), time, expected)
 
 
 def augreg(corpus: Corpus, model: str, level: str) -> RunConfig:

@@ -3,7 +3,7 @@
 import textwrap
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from vitkit.core.config import to_toml
 from vitkit.training.config import RunConfig
@@ -11,29 +11,38 @@ from vitkit.training.config import RunConfig
 _LINE = 118
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Recipe:
     """A complete run and its description.
 
-    `time` is the duration with its hardware, `expected` the result with its source. `make` of a fine-tuning recipe sets
-    neither initial weights nor data. `rates` are the learning rates of its sweep.
+    `time` is the duration with its hardware, `expected` the result with its source. A recipe with `rates`, the learning
+    rates of its sweep, fine-tunes; its `make` sets neither initial weights nor data.
     """
 
-    name: str
     group: str
+    name: str
+    make: Callable[[], RunConfig]
     summary: str
     command: str
     time: str
     expected: str
-    make: Callable[[], RunConfig]
-    kind: Literal["pretrain", "finetune"] = "pretrain"
     rates: tuple[float, ...] = ()
+
+    @property
+    def kind(self) -> Literal["pretrain", "finetune"]:
+        """Whether the recipe trains from scratch or fine-tunes."""
+        return "finetune" if self.rates else "pretrain"
 
     def header(self) -> dict[str, str]:
         """Return the lines of the header by their labels."""
         rates = ", ".join(f"{rate:g}" for rate in self.rates)
         lines = {"command": self.command, "time": self.time, "expected": self.expected}
         return lines | ({"sweep": f"lr {rates}"} if rates else {})
+
+    def to_dict(self) -> dict[str, object]:
+        """Return the description as plain data."""
+        keys = ("name", "group", "kind", "summary", "command", "time", "expected")
+        return {key: getattr(self, key) for key in keys} | {"rates": list(self.rates)}
 
     def toml(self) -> str:
         """Format the recipe as a TOML file: the header in comments, then all settings."""
@@ -43,22 +52,6 @@ class Recipe:
             lines += textwrap.wrap(line, _LINE, subsequent_indent=" " * 10, break_long_words=False)
         comments = "\n".join(f"# {line}".rstrip() for line in lines)
         return f"{comments}\n\n{to_toml(self.make())}"
-
-
-class RecipeRow(NamedTuple):
-    """A recipe in the table of its group; one with rates fine-tunes."""
-
-    name: str
-    make: Callable[[], RunConfig]
-    summary: str
-    command: str
-    time: str
-    expected: str
-    rates: tuple[float, ...] = ()
-
-    def to_recipe(self, group: str) -> Recipe:
-        """Return the recipe."""
-        return Recipe(group=group, kind="finetune" if self.rates else "pretrain", **self._asdict())
 
 
 def slug(model: str) -> str:

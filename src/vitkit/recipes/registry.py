@@ -6,10 +6,10 @@ To add recipes, write a module with a function `recipes` that yields them, and a
 from fnmatch import fnmatchcase
 
 from vitkit.core.errors import UnknownNameError, did_you_mean
-from vitkit.recipes import distillation, embedded, paper, self_supervised, small
+from vitkit.recipes import distillation, paper, self_supervised, small
 from vitkit.recipes.recipe import Recipe
 
-MODULES = (small, paper, self_supervised, distillation, embedded)
+MODULES = (small, paper, self_supervised, distillation)
 
 RECIPES: dict[str, Recipe] = {recipe.name: recipe for module in MODULES for recipe in module.recipes()}
 

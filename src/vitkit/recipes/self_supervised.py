@@ -15,11 +15,12 @@ from vitkit.data.config import AugmentConfig
 from vitkit.model.pretraining_config import MAEConfig, MaskedConfig
 from vitkit.objectives.config import ObjectiveConfig
 from vitkit.recipes.paper import IMAGENET, IMAGENET_IMAGES, JFT, train_command
-from vitkit.recipes.recipe import Recipe, RecipeRow
+from vitkit.recipes.recipe import Recipe
 from vitkit.recipes.small import FIGURES, small_model
 from vitkit.training.config import DataConfig, ModelChoice, OptimizerConfig, RunConfig, ScheduleConfig
 
 GROUP = "Self-supervised"
+recipe = partial(Recipe, GROUP)
 
 BATCH_SIZE = 4096
 FASHION = "/usr/share/dataset-fashion-mnist"
@@ -30,13 +31,7 @@ SMALL: tuple[Small, ...] = ("fashion-mnist", "cifar10")
 
 def recipes() -> Iterator[Recipe]:
     """Yield the two papers' runs, those for a folder of photos, then the small ones with their baselines."""
-    for row in chain(paper_rows(), folder_rows(), *map(small_rows, SMALL)):
-        yield row.to_recipe(GROUP)
-
-
-def paper_rows() -> Iterator[RecipeRow]:
-    """Yield the runs of the ViT paper and of MAE's."""
-    yield RecipeRow(
+    yield recipe(
         "masked-b16",
         masked_b16,
         "Masked patch prediction, B/16 on JFT-300M, 1M steps",
@@ -45,7 +40,7 @@ def paper_rows() -> Iterator[RecipeRow]:
         "ImageNet 79.9 % after fine-tuning, 2 points above training from scratch (section 4.6). JFT-300M is "
         "not public: set data.path to any images",
     )
-    yield RecipeRow(
+    yield recipe(
         "mae-b16",
         mae_b16,
         "Masked autoencoder, B/16 on ImageNet, 800 epochs",
@@ -53,15 +48,11 @@ def paper_rows() -> Iterator[RecipeRow]:
         "60 exaFLOPs by our count; not timed",
         "ImageNet 83.6 % after 1,600 epochs and fine-tuning (the paper)",
     )
-
-
-def folder_rows() -> Iterator[RecipeRow]:
-    """Yield the runs on a folder of photos, labeled or not."""
     for name, make, task in (
         ("masked-folder", masked_folder, "predict colors of hidden patches"),
         ("mae-folder", mae_folder, "fill in hidden patches"),
     ):
-        yield RecipeRow(
+        yield recipe(
             name,
             make,
             f"A folder of photos without labels: {task}",
@@ -69,26 +60,22 @@ def folder_rows() -> Iterator[RecipeRow]:
             "about a quarter of an hour on two cores, not timed",
             "features for vitkit finetune; their quality depends on the photos",
         )
+    yield from chain.from_iterable(map(small_recipes, SMALL))
 
 
-def small_rows(data: Small) -> Iterator[RecipeRow]:
+def small_recipes(data: Small) -> Iterator[Recipe]:
     """Yield both ways of pre-training on a dataset, and runs with 1 % of its labels with and without it."""
     gray = data == "fashion-mnist"
     title, path, runs = ("Fashion-MNIST", FASHION, "fashion") if gray else ("CIFAR-10", "FOLDER", "cifar10")
     short = "3 minutes on one core" if gray else "a few minutes on two cores, not timed"
     alone, after = ("76.2 % of the 10,000 test images, ", "81.6 %, ") if gray else ("", "")
-    few = f"{data}-1-percent"
+    few, half_hour = f"{data}-1-percent", "about half an hour on two cores, not timed"
     for method, make, summary, time in (
-        ("masked", masked_small, "Masked patch prediction", "about half an hour on two cores, not timed"),
-        (
-            "mae",
-            mae_small,
-            "Masked autoencoder",
-            "12 minutes on one core" if gray else "about half an hour on two cores, not timed",
-        ),
+        ("masked", masked_small, "Masked patch prediction", half_hour),
+        ("mae", mae_small, "Masked autoencoder", "12 minutes on one core" if gray else half_hour),
     ):
         name = f"{method}-{data}" + ("" if gray else "-small")
-        yield RecipeRow(
+        yield recipe(
             name,
             partial(make, data),
             f"{summary} on {title} without its labels",
@@ -96,7 +83,7 @@ def small_rows(data: Small) -> Iterator[RecipeRow]:
             time,
             f"features for {few}-after; {FIGURES}",
         )
-    yield RecipeRow(
+    yield recipe(
         few,
         partial(few_labels, data),
         f"{title} with 1 % of its labels, from scratch",
@@ -104,7 +91,7 @@ def small_rows(data: Small) -> Iterator[RecipeRow]:
         short,
         f"{alone}the baseline of {few}-after; {FIGURES}",
     )
-    yield RecipeRow(
+    yield recipe(
         f"{few}-after",
         partial(few_labels_after, data),
         f"{title} with 1 % of its labels, after self-supervised pre-training",

@@ -2,10 +2,11 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 
 from vitkit.data.config import AugmentConfig, FractalConfig
 from vitkit.objectives.config import ObjectiveConfig
-from vitkit.recipes.recipe import Recipe, RecipeRow
+from vitkit.recipes.recipe import Recipe
 from vitkit.training.config import DataConfig, ModelChoice, OptimizerConfig, RunConfig, ScheduleConfig
 
 GROUP = "Small, for two cores"
@@ -36,14 +37,18 @@ def folder() -> RunConfig:
 
 
 def finetune_folder() -> RunConfig:
-    """Return the fine-tuning run: Adam, less sensitive to the rate than Table 4's SGD, with layer-wise decay."""
+    """Return the fine-tuning run: Adam, less sensitive to the rate than Table 4's SGD, with layer-wise decay.
+
+    Rates of 1e-3, 3e-4 and 1e-4 gave 79, 82 and 84 % of 153 photos of ants and bees (embedded weights with a fitted
+    head, 85 % before; 40 steps, one seed: the differences are within the interval).
+    """
     return RunConfig(
         model=ModelChoice(new_head=True),
         data=DataConfig(path="photos"),
         augment=AugmentConfig(crop_area=(0.35, 1.0)),
         objective=ObjectiveConfig(smoothing=0.1),
         optimizer=OptimizerConfig(weight_decay=0.05, layer_decay=0.8),
-        schedule=ScheduleConfig(batch_size=32, epochs=15.0, lr=1e-3, warmup_steps=20),
+        schedule=ScheduleConfig(batch_size=32, epochs=15.0, lr=3e-4, warmup_steps=20),
     )
 
 
@@ -109,24 +114,26 @@ def small_model(*, image_size: int, patch_size: int, width: int, depth: int, mlp
     return ModelChoice(name="Ti/16", image_size=image_size, patch_size=patch_size, settings=settings)
 
 
-ROWS = (
-    RecipeRow(
+def recipes() -> Iterator[Recipe]:
+    """Yield the small recipes, the fastest first."""
+    recipe = partial(Recipe, GROUP)
+    yield recipe(
         "digits",
         digits,
         "Hand-written digits, which come with vitkit",
         "vitkit train digits --out runs/digits",
         "about 2 minutes on two cores",
         f"98 % of the 359 test images; {FIGURES}",
-    ),
-    RecipeRow(
+    )
+    yield recipe(
         "folder",
         folder,
         "A folder of 200 to 5,000 photos, from scratch",
         "vitkit train FOLDER --out runs/photos",
         "at most 5 minutes on two cores",
         f"depends on the photos; fine-tuning gives more; {FIGURES}",
-    ),
-    RecipeRow(
+    )
+    yield recipe(
         "finetune-folder",
         finetune_folder,
         "A folder of photos, from pretrained weights",
@@ -134,32 +141,32 @@ ROWS = (
         "minutes on two cores for a small model and a thousand photos",
         f"depends on the weights and the photos; {FIGURES}",
         rates=(1e-4, 3e-4, 1e-3, 3e-3),
-    ),
-    RecipeRow(
+    )
+    yield recipe(
         "fashion-mnist",
         fashion_mnist,
         "Fashion-MNIST at 28 pixels, from scratch",
         "vitkit train fashion-mnist --out runs/fashion data=/usr/share/dataset-fashion-mnist",
         "19 minutes on two cores",
         f"91.3 % of the 10,000 test images; {FIGURES}",
-    ),
-    RecipeRow(
+    )
+    yield recipe(
         "cifar10-small",
         cifar10_small,
         "CIFAR-10 at 32 pixels, from scratch",
         "vitkit train cifar10-small --out runs/cifar10 data=FOLDER",
         "29 minutes on two cores",
         f"76.2 % of the 10,000 test images; {FIGURES}",
-    ),
-    RecipeRow(
+    )
+    yield recipe(
         "fractals-small",
         fractals_small,
         "Fractals, drawn on the fly, to pre-train the model of cifar10-small",
         "vitkit train fractals-small --out runs/fractals",
         "30 minutes on two cores",
         f"77 % of the held-out images of 200 classes; {FIGURES}",
-    ),
-    RecipeRow(
+    )
+    yield recipe(
         "cifar10-after-fractals",
         cifar10_after_fractals,
         "CIFAR-10 at 32 pixels, from the weights of fractals-small",
@@ -167,11 +174,4 @@ ROWS = (
         "29 minutes on two cores",
         f"76.5 % of the 10,000 test images, as good as cifar10-small; {FIGURES}",
         rates=(3e-4, 1e-3, 2e-3),
-    ),
-)
-
-
-def recipes() -> Iterator[Recipe]:
-    """Yield the small recipes, the fastest first."""
-    for row in ROWS:
-        yield row.to_recipe(GROUP)
+    )

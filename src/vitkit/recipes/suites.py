@@ -1,6 +1,6 @@
 """Suites of datasets: VTAB-1k, the paper's Table 2, or a TOML file."""
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -14,7 +14,6 @@ from vitkit.evaluation.leaderboard import Leaderboard, LeaderboardDataset, Leade
 from vitkit.evaluation.protocols import Protocol, check_label_map
 from vitkit.evaluation.vtab import TASKS
 from vitkit.recipes.registry import find_recipe
-from vitkit.recipes.train import expand_keys
 from vitkit.report.leaderboard import leaderboard_svg, render_leaderboard
 from vitkit.training.callbacks import Callback
 from vitkit.training.distributed import join_ranks
@@ -79,46 +78,43 @@ class Suite(SuiteSettings):
     datasets: Mapping[str, SuiteDataset] = field(default_factory=dict)
 
 
-def vtab_datasets(*, below: str = "") -> Iterator[tuple[str, SuiteDataset]]:
-    """Yield the 19 tasks, each at the path that its releases use."""
+def vtab_datasets(*, prefix: str = "", below: str = "") -> dict[str, SuiteDataset]:
+    """Return the 19 tasks, each at the path that its releases use."""
+    datasets = {}
     for task in TASKS:
-        crop = BIT_CROP if task.crop else ("augment.crop=none",)
-        yield (
-            task.name,
-            SuiteDataset(
-                path=f"{below}{task.folders[0]}",
-                alternatives=tuple(f"{below}{folder}" for folder in task.folders[1:]),
-                title=task.title,
-                group=task.group,
-                recipe="finetune-vtab1k",
-                settings=(*crop, *(() if task.flip else ("augment.flip=false",))),
-            ),
+        path, *alternatives = (f"{below}{folder}" for folder in task.folders)
+        crop, flip = BIT_CROP if task.crop else ("augment.crop=none",), () if task.flip else ("augment.flip=false",)
+        datasets[f"{prefix}{task.name}"] = SuiteDataset(
+            path=path,
+            alternatives=tuple(alternatives),
+            title=task.title,
+            group=task.group,
+            recipe="finetune-vtab1k",
+            settings=(*crop, *flip),
         )
+    return datasets
 
 
 def vtab_1k() -> Suite:
     """Return VTAB-1k: 2500 steps at lr 0.01 on 1,000 examples of each of 19 tasks."""
-    return Suite(title="VTAB-1k", mean="VTAB-1k", datasets=dict(vtab_datasets()))
+    return Suite(title="VTAB-1k", mean="VTAB-1k", datasets=vtab_datasets())
 
 
 def table2() -> Suite:
     """Return the datasets of the paper's Table 2."""
     imagenet = SuiteDataset(path="imagenet", title="ImageNet", recipe="finetune-imagenet", layout=VAL_AS_TEST)
     real = SuiteDataset(path="imagenet", title="ImageNet ReaL", model_from="imagenet", real="imagenet/real.json")
-    datasets = {
-        "imagenet": imagenet,
-        "real": real,
-        "cifar10": SuiteDataset(
-            path="cifar10", alternatives=("cifar-10",), title="CIFAR-10", recipe="finetune-cifar10"
-        ),
-        "cifar100": SuiteDataset(
-            path="cifar100", alternatives=("cifar-100",), title="CIFAR-100", recipe="finetune-cifar100"
-        ),
-        "pets": SuiteDataset(path="pets", title="Oxford-IIIT Pets", recipe="finetune-pets"),
-        "flowers": SuiteDataset(path="flowers", title="Oxford Flowers-102", recipe="finetune-flowers"),
+    others = {
+        name: SuiteDataset(path=name, alternatives=alternatives, title=title, recipe=f"finetune-{name}")
+        for name, title, alternatives in (
+            ("cifar10", "CIFAR-10", ("cifar-10",)),
+            ("cifar100", "CIFAR-100", ("cifar-100",)),
+            ("pets", "Oxford-IIIT Pets", ()),
+            ("flowers", "Oxford Flowers-102", ()),
+        )
     }
-    tasks = {f"vtab-{name}": task for name, task in vtab_datasets(below="vtab-1k/")}
-    return Suite(title="Table 2", mean="VTAB-1k", datasets=datasets | tasks)
+    datasets = {"imagenet": imagenet, "real": real} | others | vtab_datasets(prefix="vtab-", below="vtab-1k/")
+    return Suite(title="Table 2", mean="VTAB-1k", datasets=datasets)
 
 
 SUITES: Mapping[str, Callable[[], Suite]] = {"vtab-1k": vtab_1k, "table2": table2}
@@ -212,7 +208,7 @@ def check_suite(suite: Suite, names: Sequence[str]) -> None:
 
 
 def suite_tasks(
-    suite: Suite, *, assignments: Sequence[str] = (), rates: tuple[float, ...] | None = None
+    suite: Suite, *, settings: Mapping[str, object] | None = None, rates: tuple[float, ...] | None = None
 ) -> list[SuiteTask]:
     """Return the tasks of a suite: every dataset for each model, those that are only evaluated last."""
     if not suite.models:
@@ -221,16 +217,16 @@ def suite_tasks(
         raise ConfigError("the suite has no datasets", hint='add [datasets.NAME] with path = "…"')
     order = sorted(suite.datasets, key=lambda name: suite.datasets[name].model_from is not None)
     return [
-        suite_task(suite, name, model=model, assignments=assignments, rates=rates)
+        suite_task(suite, name, model=model, settings=settings or {}, rates=rates)
         for model in suite.models
         for name in order
     ]
 
 
 def suite_task(
-    suite: Suite, name: str, *, model: str, assignments: Sequence[str], rates: tuple[float, ...] | None
+    suite: Suite, name: str, *, model: str, settings: Mapping[str, object], rates: tuple[float, ...] | None
 ) -> SuiteTask:
-    """Return the task of one model on one dataset; settings of the command line override those of the dataset."""
+    """Return the task of one model on one dataset; `settings` override those of the dataset."""
     dataset = suite.datasets[name]
     recipe = find_recipe(dataset.recipe)
     if recipe.kind != "finetune":
@@ -244,8 +240,9 @@ def suite_task(
         data=replace(config.data, path=dataset_path(suite, dataset), layout=dataset.layout),
     )
     length = [] if dataset.steps is None else [f"schedule.steps={dataset.steps}", "schedule.epochs=none"]
-    for settings in (suite.settings, length, dataset.settings, assignments):
-        config = apply_overrides(config, list(settings))
+    for assignments in (suite.settings, length, dataset.settings):
+        config = apply_overrides(config, list(assignments))
+    config = config.override(settings)
     label_map = dataset.label_map
     if label_map is not None and Path(suite.root, label_map).is_file():
         label_map = str(Path(suite.root, label_map))
@@ -298,7 +295,7 @@ def suite(
     only: Sequence[str] | None = None,
     rates: Sequence[float] | None = None,
     skip_missing: bool = False,
-    settings: Sequence[str] = (),
+    settings: Mapping[str, object] | None = None,
     callback: Callback | None = None,
     stop: StopFlag | None = None,
 ) -> Leaderboard:
@@ -313,7 +310,7 @@ def suite(
     definition = replace(definition, models=name_models(models)) if models else definition
     selected = list(definition.datasets) if only is None else list(only)
     check_suite(definition, selected)
-    tasks = suite_tasks(definition, assignments=expand_keys(settings), rates=None if rates is None else tuple(rates))
+    tasks = suite_tasks(definition, settings=settings, rates=None if rates is None else tuple(rates))
     missing = find_missing([task for task in tasks if task.dataset in selected])
     to_run = [task for task in tasks if task.dataset in selected and task.dataset not in missing]
     if missing and (not skip_missing or not to_run):

@@ -1,31 +1,18 @@
-"""Charts of the reports as inline SVG.
-
-They need no script: tooltips are `<title>` elements.
-"""
+"""Charts of the reports: geometry and labels; `templates/charts.html` draws them as inline SVG."""
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
-from markupsafe import Markup, escape
+from markupsafe import Markup
 from numpy.typing import NDArray
 
 from vitkit.evaluation.metrics import Calibration
-from vitkit.report.html import visible
-from vitkit.report.svg import (
-    Axes,
-    Number,
-    nice_ticks,
-    percent_label,
-    svg_circle,
-    svg_figure,
-    svg_path,
-    svg_rect,
-    svg_text,
-)
+from vitkit.report.html import asset, template_macros, visible
 
+Number = int | float
 Scale = Literal["linear", "log"]
 
 COLORS = 6
@@ -34,16 +21,95 @@ MAX_POINTS = 300
 """Intervals that a long line is thinned to; each keeps its minimum and maximum."""
 
 
-# Bars and lines
+# Axes and ticks
 
 
-def bar(fraction: Number) -> Markup:
-    """Draw a small bar that is filled by a fraction."""
-    filled = min(max(fraction, 0.0), 1.0) * 100
-    return Markup(
-        '<svg class="bar good" viewBox="0 0 100 8" preserveAspectRatio="none" aria-hidden="true">'
-        f'<rect class="rail" width="100" height="8"/><rect class="fill" width="{filled:.1f}" height="8"/></svg>'
-    )
+@dataclass(frozen=True, kw_only=True)
+class Axes:
+    """Mapping from data to the coordinates of a drawing; x is in powers of ten if `log_x`, likewise y."""
+
+    left: Number
+    top: Number
+    right: Number
+    bottom: Number
+    x: tuple[Number, Number] = (0.0, 1.0)
+    y: tuple[Number, Number] = (0.0, 1.0)
+    log_x: bool = False
+    log_y: bool = False
+
+    def to_x(self, value: Number) -> float:
+        """Return the horizontal coordinate of a value."""
+        return self.left + (self.right - self.left) * _position(value, self.x, log=self.log_x)
+
+    def to_y(self, value: Number) -> float:
+        """Return the vertical coordinate of a value."""
+        return self.bottom - (self.bottom - self.top) * _position(value, self.y, log=self.log_y)
+
+
+def _position(value: Number, limits: tuple[Number, Number], *, log: bool) -> float:
+    low, high, value = (math.log10(each) for each in (*limits, value)) if log else (*limits, value)
+    return (value - low) / (high - low)
+
+
+def nice_ticks(low: Number, high: Number, *, count: int = 5) -> list[float]:
+    """Return about `count` round numbers (1, 2, 2.5 or 5 times a power of ten) that enclose low and high.
+
+    >>> nice_ticks(0.03, 2.31), nice_ticks(7, 7)
+    ([0.0, 0.5, 1.0, 1.5, 2.0, 2.5], [6.0, 6.5, 7.0, 7.5, 8.0])
+    """
+    if not high > low:
+        margin = abs(low) / 10 or 1.0
+        margin = max(margin, 1.0) if float(low).is_integer() else margin
+        low, high = low - margin, high + margin
+    rough = (high - low) / count
+    power = 10.0 ** math.floor(math.log10(rough))
+    step = next(power * nice for nice in (1, 2, 2.5, 5, 10) if power * nice >= rough * 0.999)
+    first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
+    digits = max(0, 2 - math.floor(math.log10(step)))
+    return [round(number * step, digits) for number in range(first, last + 1)]
+
+
+def fraction_ticks(fractions: Sequence[Number], *, min_range: float, margin: float) -> list[float]:
+    """Return round fractions within 0..1 that enclose the given ones.
+
+    >>> fraction_ticks([0.98, 0.99, 1.0], min_range=1e-3, margin=0.01)
+    [0.98, 0.985, 0.99, 0.995, 1.0]
+    """
+    if not fractions:
+        return [0.0, 0.5, 1.0]
+    low, high = min(fractions), max(fractions)
+    if high - low < min_range:
+        low, high = max(low - margin, 0.0), min(high + margin, 1.0)
+    return [tick for tick in nice_ticks(low, high) if -1e-9 <= tick <= 1 + 1e-9] or [0.0, 1.0]
+
+
+def log_ticks(low: Number, high: Number) -> list[float]:
+    """Return round numbers between two powers of ten.
+
+    >>> log_ticks(-0.1, 1.1)
+    [1.0, 2.0, 5.0, 10.0]
+    """
+    digits = (1, 2, 5) if high - low < 2.2 else (1,)
+    step = math.ceil((high - low) / 8) if high - low > 8 else 1
+    powers = range(math.floor(low), math.ceil(high) + 1, step)
+    ticks = [first * 10.0**power for power in powers for first in digits]
+    return [float(f"{tick:.6g}") for tick in ticks if low <= math.log10(tick) <= high]
+
+
+def percent_ticks(fractions: Sequence[float]) -> list[tuple[float, str]]:
+    """Return fractions with their labels on an axis."""
+    return [(fraction, f"{fraction * 100:.4g} %") for fraction in fractions]
+
+
+def standalone_svg(drawing: str) -> str:
+    """Turn an inline drawing into an SVG file with the style sheet inside."""
+    rules = f"{asset('report.css')} svg {{ background: var(--card); width: auto; font-family: system-ui, sans-serif; }}"
+    opening, _, rest = str(drawing).strip().partition(">")
+    opening = opening.replace("<svg", '<svg xmlns="http://www.w3.org/2000/svg"', 1)
+    return f"{opening}><style><![CDATA[{rules}]]></style>{rest}\n"
+
+
+# Lines
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,29 +148,35 @@ def smooth(values: Sequence[Number], *, decay: float = 0.9) -> list[float]:
     return means
 
 
+class _Line(NamedTuple):
+    name: str
+    color: str
+    last: str
+    points: list[tuple[float, float]]
+    trend: list[tuple[float, float]]
+
+
 def line_chart(panel: Panel) -> Markup:
     """Draw lines by step with axes, tooltips and a legend that has the last values."""
     finite = [line for line in (_finite(each, log=panel.scale == "log") for each in panel.series) if line.steps]
     if not finite:
         return Markup('<p class="empty">{}: nothing was logged.</p>').format(visible(panel.title))
-    lines = [each.select(_thin(each)) for each in finite]
-    trends = [_trend(each).select(_thin(each)) if panel.smooth and len(each.steps) >= 20 else None for each in finite]
-    axes, y_ticks = _line_axes(lines, panel)
+    series = [each.select(_thin(each)) for each in finite]
+    axes, ticks = _line_axes(series, panel)
     x_ticks = [tick for tick in nice_ticks(*axes.x) if axes.x[0] <= tick <= axes.x[1] and float(tick).is_integer()]
-    parts = [*axes.y_grid(y_ticks, lambda tick: _value_label(tick, percent=panel.percent))]
-    parts += [*axes.x_grid(x_ticks, _step_label, style="grid faint"), *axes.x_axis("step")]
-    for index, (line, trend) in enumerate(zip(lines, trends, strict=True)):
-        parts += _line(line, trend, axes=axes, color=index % COLORS)
-    parts += _line_tooltips(lines, axes=axes, percent=panel.percent)
-    legend = Markup("").join(
-        Markup('<span class="key"><i class="s{}"></i><bdi>{}</bdi> <b>{}</b></span>').format(
-            index % COLORS, visible(line.name), _value_label((trend or line).values[-1], percent=panel.percent)
-        )
-        for index, (line, trend) in enumerate(zip(lines, trends, strict=True))
-    )
-    return Markup('<figure class="chart"><figcaption>{}<span class="keys">{}</span></figcaption>{}</figure>').format(
-        visible(panel.title), legend, svg_figure(parts, width=520, height=260, title=panel.title)
-    )
+    lines = []
+    for index, (full, each) in enumerate(zip(finite, series, strict=True)):
+        trend = _trend(full).select(_thin(full)) if panel.smooth and len(full.steps) >= 20 else None
+        last, points = _value_label((trend or each).values[-1], percent=panel.percent), _points(each, axes)
+        lines.append(_Line(each.name, f"s{index % COLORS}", last, points, _points(trend, axes) if trend else []))
+    x_labels = [(tick, _step_label(tick)) for tick in x_ticks]
+    y_labels = [(tick, _value_label(tick, percent=panel.percent)) for tick in ticks]
+    strips = _line_tooltips(series, axes=axes, percent=panel.percent)
+    return Markup(template_macros("charts.html").line_chart(panel.title, axes, x_labels, y_labels, lines, strips))
+
+
+def _points(line: Series, axes: Axes) -> list[tuple[float, float]]:
+    return [(axes.to_x(step), axes.to_y(value)) for step, value in zip(line.steps, line.values, strict=True)]
 
 
 def _finite(series: Series, *, log: bool) -> Series:
@@ -144,37 +216,22 @@ def _line_axes(lines: Sequence[Series], panel: Panel) -> tuple[Axes, list[float]
     first, last = min(steps), max(steps)
     if first == last:
         first, last = first - 1, last + 1
-    axes = Axes(box=(58, 12, 496, 220), x=(first, last), y=(ticks[0], ticks[-1]), log_y=panel.scale == "log")
-    return axes, ticks
+    x, y, log_y = (first, last), (ticks[0], ticks[-1]), panel.scale == "log"
+    return Axes(left=58, top=12, right=496, bottom=220, x=x, y=y, log_y=log_y), ticks
 
 
-def _line(line: Series, trend: Series | None, *, axes: Axes, color: int) -> list[str]:
-    if len(line.steps) == 1:
-        x, y = axes.to_x(line.steps[0]), axes.to_y(line.values[0])
-        return [svg_circle(f"line dot s{color}", x, y, radius=2)]
-    raw = [] if trend is None else [svg_path(f"raw s{color}", _line_path(line, axes))]
-    return [*raw, svg_path(f"line s{color}", _line_path(trend or line, axes))]
-
-
-def _line_path(line: Series, axes: Axes) -> str:
-    points = zip(line.steps, line.values, strict=True)
-    return "M" + "L".join(f"{axes.to_x(step):.1f} {axes.to_y(value):.1f}" for step, value in points)
-
-
-def _line_tooltips(lines: Sequence[Series], *, axes: Axes, percent: bool) -> Iterator[str]:
-    """Yield vertical strips that show the values of the nearest steps on hover."""
+def _line_tooltips(lines: Sequence[Series], *, axes: Axes, percent: bool) -> Iterator[tuple[float, float, str]]:
+    """Yield position and width of vertical strips, and the values of the nearest steps, which they show on hover."""
     steps = sorted({step for line in lines for step in line.steps})
     chosen = sorted({steps[round(at)] for at in np.linspace(0, len(steps) - 1, min(len(steps), 80))})
-    left, top, right, bottom = axes.box
-    width = (right - left) / len(chosen)
+    width = (axes.right - axes.left) / len(chosen)
     for step in chosen:
         rows = [f"step {step:,}"]
         for line in lines:
             nearest = int(np.abs(np.asarray(line.steps) - step).argmin())
             if abs(axes.to_x(line.steps[nearest]) - axes.to_x(step)) <= width:
                 rows.append(f"{visible(line.name)}: {_value_label(line.values[nearest], percent=percent)}")
-        x = min(max(axes.to_x(step) - width / 2, left), right - width)
-        yield svg_rect("strip", x, top, width, bottom - top, tooltip="\n".join(rows))
+        yield min(max(axes.to_x(step) - width / 2, axes.left), axes.right - width), width, "\n".join(rows)
 
 
 def _step_label(step: Number) -> str:
@@ -193,7 +250,6 @@ def _value_label(value: Number, *, percent: bool) -> str:
 
 DOT_WIDTH, DOT_ROW = 560, 24
 """Width of the charts, and height of a row."""
-BOLD = "font-weight:600;fill:var(--ink)"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -218,73 +274,53 @@ class DotGroup:
 def row_chart(
     groups: Sequence[DotGroup],
     *,
-    ticks: Sequence[float],
+    ticks: Sequence[tuple[float, str]],
     title: str,
-    tick_label: Callable[[Number], str] = percent_label,
     x_title: str = "",
     legend: Sequence[str] = (),
 ) -> Markup:
     """Draw a row for each group; the dots of different series are above each other."""
-    parts, top = _dot_legend(legend)
-    bottom = top + DOT_ROW * len(groups) + 4
-    axes = Axes(box=(176, top, DOT_WIDTH - 20, bottom), x=(ticks[0], ticks[-1]), y=(0, 1))
-    for tick in ticks:
-        parts += axes.x_grid([tick], tick_label, style="grid" if tick else "axis")
+    keys, top = _dot_legend(legend)
+    x = low, high = ticks[0][0], ticks[-1][0]
+    axes = Axes(left=176, top=top, right=DOT_WIDTH - 20, bottom=top + DOT_ROW * len(groups) + 4, x=x)
+    spacing = min(5, 14 / max(len(legend), 1)) if legend else 0
+    rows = []
     for index, group in enumerate(groups):
-        center = top + DOT_ROW * (index + 0.5) + 2
-        parts.append(svg_text(162, center + 4, group.name, anchor="end", css=BOLD if group.bold else ""))
+        center, dots = top + DOT_ROW * (index + 0.5) + 2, []
         for dot in group.dots:
-            y = center + (dot.color - (len(legend) - 1) / 2) * min(5, 14 / len(legend)) if legend else center
-            if dot.interval is not None:
-                low, high = (axes.to_x(min(max(end, ticks[0]), ticks[-1])) for end in dot.interval)
-                style = f"raw s{dot.color % COLORS}"
-                parts.append(svg_path(style, f"M{low:.1f} {y:.1f}H{high:.1f}", css="stroke-width:3"))
-            parts.append(_dot(axes.to_x(dot.value), y, dot.color, dot.tooltip))
-    if x_title:
-        parts.append(svg_text((axes.box[0] + axes.box[2]) / 2, bottom + 40, x_title, anchor="middle"))
-    return svg_figure(parts, width=DOT_WIDTH, height=bottom + (50 if x_title else 28), title=title)
+            ends = [axes.to_x(min(max(end, low), high)) for end in dot.interval or ()]
+            dots.append((dot, center + spacing * (dot.color - (len(legend) - 1) / 2), f"s{dot.color % COLORS}", ends))
+        rows.append((group, center, dots))
+    return Markup(template_macros("charts.html").row_chart(rows, axes, ticks, keys, DOT_WIDTH, title, x_title))
 
 
 def column_chart(
-    groups: Sequence[DotGroup], *, ticks: Sequence[float], title: str, legend: Sequence[str] = ()
+    groups: Sequence[DotGroup], *, ticks: Sequence[tuple[float, str]], title: str, legend: Sequence[str] = ()
 ) -> Markup:
     """Draw a column for each group; the dots of different series are next to each other (Figure 2)."""
-    parts, top = _dot_legend(legend)
-    box = (56, top + 16, DOT_WIDTH - 10, top + 226)
-    axes = Axes(box=box, x=(0, max(len(groups), 1)), y=(ticks[0], ticks[-1]))
-    left, top, right, bottom = axes.box
-    parts += axes.y_grid(ticks, percent_label)
-    spacing = min((right - left) / max(len(groups), 1) / (len(legend) + 1), 34)
+    keys, top = _dot_legend(legend)
+    x, y = (0, max(len(groups), 1)), (ticks[0][0], ticks[-1][0])
+    axes = Axes(left=56, top=top + 16, right=DOT_WIDTH - 10, bottom=top + 226, x=x, y=y)
+    spacing = min((axes.right - axes.left) / x[1] / (len(legend) + 1), 34)
+    columns = []
     for index, group in enumerate(groups):
-        center = axes.to_x(index + 0.5)
-        parts.append(svg_text(center, bottom + 20, group.name, anchor="middle", css=BOLD if group.bold else ""))
-        if index:
-            parts.append(svg_path("grid faint", f"M{axes.to_x(index):.1f} {top:.1f}V{bottom:.1f}"))
-        for dot in group.dots:
-            x, y = center + spacing * (dot.color - (len(legend) - 1) / 2), axes.to_y(dot.value)
-            parts.append(_dot(x, y, dot.color, dot.tooltip))
-            if len(legend) <= 3:  # with more series the labels would overlap
-                parts.append(svg_text(x, y - 9, f"{dot.value * 100:.1f}", anchor="middle"))
-    return svg_figure([*parts, *axes.x_axis()], width=DOT_WIDTH, height=bottom + 32, title=title)
+        center, offset = axes.to_x(index + 0.5), (len(legend) - 1) / 2
+        dots = [(dot, center + spacing * (dot.color - offset), f"s{dot.color % COLORS}") for dot in group.dots]
+        columns.append((group, center, dots))
+    return Markup(template_macros("charts.html").column_chart(columns, axes, ticks, keys, DOT_WIDTH, title))
 
 
-def _dot(x: Number, y: Number, color: int, tooltip: str = "") -> str:
-    index = color % COLORS
-    css = f"fill:var(--s{index});stroke-width:4"
-    return svg_circle(f"line s{index}", x, y, radius=3, tooltip=visible(tooltip, limit=300), css=css)
-
-
-def _dot_legend(names: Sequence[str]) -> tuple[list[str], float]:
-    """Return a dot and a name for each series, in as many lines as needed, and the lower end of the last line."""
-    parts, x, y = [], 12.0, 20.0
+def _dot_legend(names: Sequence[str]) -> tuple[list[tuple[float, float, str, str]], float]:
+    """Return position, color and name of each series, in as many lines as needed, and the end of the last line."""
+    keys, x, y = [], 12.0, 20.0
     for index, each in enumerate(names):
         name = visible(each, limit=36)
         width = 26 + 7.0 * len(name)
         if x > 12 and x + width > DOT_WIDTH:
             x, y = 12.0, y + 18
-        parts += [_dot(x + 5, y - 4, index), svg_text(x + 15, y, name)]
+        keys.append((x, y, f"s{index % COLORS}", name))
         x += width
-    return parts, y + 12 if names else 8.0
+    return keys, y + 12 if names else 8.0
 
 
 # Confusion and calibration
@@ -293,67 +329,23 @@ def _dot_legend(names: Sequence[str]) -> tuple[list[str], float]:
 def confusion_heatmap(counts: NDArray[np.int64], *, names: Sequence[str], totals: NDArray[np.int64]) -> Markup:
     """Draw a confusion matrix: rows are true classes, columns predicted classes, color is the fraction of the row.
 
-    Args:
-        counts: Images by true and predicted class, for the classes that are drawn.
-        names: Class names.
-        totals: Images of each true class, including those predicted as a class that is not drawn.
+    `totals` are the images of each true class, including those predicted as a class that is not drawn.
     """
     classes = len(names)
     cell = 56 if classes <= 4 else 44 if classes <= 6 else 34 if classes <= 12 else 22
     short = [visible(name, limit=18) for name in names]
     margin = max(len(name) for name in short) * 6.6 + 14
-    parts = []
-    for row, name in enumerate(short):
-        at, edge = margin + (row + 0.5) * cell + 3, margin - 7
-        parts.append(svg_text(edge, at, name, anchor="end"))
-        parts.append(f'<text class="tick" transform="translate({at:.1f} {edge:.1f}) rotate(-90)">{escape(name)}</text>')
-        for column in range(classes):
-            count, total = int(counts[row, column]), int(totals[row])
-            tooltip = f"{visible(names[row])} predicted as {visible(names[column])}: "
-            corner = (margin + column * cell, margin + row * cell)
-            style = "right" if row == column else "wrong"
-            parts.append(_confusion_cell(count, total, corner=corner, side=cell, style=style, tooltip=tooltip))
-    side = f"{margin + classes * cell:.0f}"
-    return Markup(
-        f'<svg class="heatmap" width="{side}" viewBox="0 0 {side} {side}" role="img" '
-        f'aria-label="Confusion matrix">{"".join(parts)}</svg>'
-    )
-
-
-def _confusion_cell(
-    count: int, total: int, *, corner: tuple[Number, Number], side: Number, style: str, tooltip: str
-) -> str:
-    x, y = corner
-    fraction = count / max(total, 1)
-    tooltip += f"{count:,} ({fraction:.1%})"
-    if not count:
-        return svg_rect("cell none", x, y, side - 2, side - 2, tooltip=tooltip, more=' rx="3"')
-    # The square root makes rare confusions visible: 1 % next to 99 %.
-    more = f' rx="3" fill-opacity="{math.sqrt(fraction):.2f}"'
-    text = f"{count}" if count < 1000 else f"{count / 1000:.2g}k" if count < 10_000 else f"{count / 1000:.0f}k"
-    color = "on" if fraction > 0.4 else "off"
-    label = svg_text(x + side / 2 - 1, y + side / 2 + 3, text, anchor="middle", style=f"count {color}")
-    return svg_rect(f"cell {style}", x, y, side - 2, side - 2, tooltip=tooltip, more=more) + label
+    macros = template_macros("charts.html")
+    return Markup(macros.heatmap(counts.tolist(), totals.tolist(), names, short, cell, margin))
 
 
 def reliability_diagram(bins: Calibration) -> Markup:
     """Draw accuracy by confidence next to the diagonal of a calibrated model, above the images of each bin."""
-    axes = Axes(box=(58, 12, 388, 252), x=(0.0, 1.0), y=(0.0, 1.0))
-    left, top, right, bottom = axes.box
-    ticks = [0.0, 0.25, 0.5, 0.75, 1.0]
-    parts = [*axes.y_grid(ticks, percent_label)]
-    parts += [svg_text(axes.to_x(tick), bottom + 86, percent_label(tick), anchor="middle") for tick in ticks]
-    largest, width = max(int(bins.count.max()), 1), (right - left) / len(bins.count)
-    for index in np.flatnonzero(bins.count):
-        count, accuracy, confidence = int(bins.count[index]), bins.accuracy[index], bins.confidence[index]
-        tooltip = f"{count:,} images: confidence {confidence:.1%}, accuracy {accuracy:.1%}"
-        x, y, expected = left + index * width + 1, axes.to_y(accuracy), axes.to_y(confidence)
-        parts.append(svg_rect("fill", x, y, width - 2, bottom - y, tooltip=tooltip, more=' rx="2"'))
-        gap = "over" if confidence > accuracy else "under"
-        parts.append(svg_rect(f"gap {gap}", x, min(y, expected), width - 2, abs(y - expected)))
-        height = 50 * count / largest
-        parts.append(svg_rect("histogram", x, bottom + 66 - height, width - 2, height, tooltip=tooltip, more=' rx="1"'))
-    parts.append(svg_path("diagonal", f"M{left} {bottom}L{right} {top}"))
-    parts.append(svg_path("axis", f"M{left} {bottom}H{right}M{left} {bottom + 66}H{right}"))
-    parts.append(svg_text(left - 8, bottom + 46, "images", anchor="end"))
-    return svg_figure(parts, width=410, height=346, title="Reliability diagram")
+    axes = Axes(left=58, top=12, right=388, bottom=252)
+    width = (axes.right - axes.left) / len(bins.count)
+    rows = [
+        (axes.left + index * width, int(bins.count[index]), bins.accuracy[index], bins.confidence[index])
+        for index in np.flatnonzero(bins.count).tolist()
+    ]
+    ticks, largest = percent_ticks([0.0, 0.25, 0.5, 0.75, 1.0]), max(int(bins.count.max()), 1)
+    return Markup(template_macros("charts.html").reliability_diagram(axes, ticks, rows, width, largest))

@@ -9,10 +9,9 @@ from markupsafe import Markup
 from vitkit.core.files import write_csv, write_text
 from vitkit.core.formatting import format_number, format_percent
 from vitkit.evaluation.comparison import ComparisonResult, Difference
-from vitkit.report.charts import Dot, DotGroup, row_chart
+from vitkit.report.charts import Dot, DotGroup, nice_ticks, row_chart, standalone_svg
 from vitkit.report.html import Card, Section, asset, name_tag, render_page, template_macros, visible
 from vitkit.report.scatter import LABEL_LIMIT, Point, scatter
-from vitkit.report.svg import Number, nice_ticks, standalone_svg
 
 COSTS = {
     "exaflops": ("exaflops", "Accuracy against training compute", "training, exaFLOPs"),
@@ -108,15 +107,10 @@ def difference_chart(differences: Sequence[Difference]) -> Markup:
         groups.append(DotGroup(name=visible(each.model, limit=LABEL_LIMIT), dots=[dot]))
     return row_chart(
         groups,
-        ticks=nice_ticks(min(ends), max(ends)),
-        tick_label=_signed_label,
+        ticks=[(tick, f"{tick:+g}".replace("-", "−") if tick else "0") for tick in nice_ticks(min(ends), max(ends))],
         title="Differences",
         x_title=f"points of top-1 against {visible(differences[0].baseline, limit=LABEL_LIMIT)}",
     )
-
-
-def _signed_label(points: Number) -> str:
-    return f"{points:+g}".replace("-", "−") if points else "0"
 
 
 def _cards(comparison: ComparisonResult) -> list[Card]:

@@ -94,8 +94,7 @@ def _near_duplicates(report: DataQualityReport) -> Markup:
         if pairs
     ]
     scope = "in different splits or within one" if report.within_splits else "in different splits"
-    body: Markup = template_macros("data_quality.html").duplicates(scope, report.model is not None, groups)
-    return body
+    return Markup(template_macros("data_quality.html").duplicates(scope, report.model is not None, groups))
 
 
 def _near_duplicate(report: DataQualityReport, pair: NearDuplicate) -> dict[str, object]:
@@ -108,14 +107,13 @@ def _near_duplicate(report: DataQualityReport, pair: NearDuplicate) -> dict[str,
 
 
 def _label_issue(report: DataQualityReport, issue: LabelIssue) -> dict[str, object]:
-    probability = (
-        "" if issue.probability is None else f" · probability of the label {format_percent(issue.probability)}"
-    )
+    probability = issue.probability
+    detail = "" if probability is None else f" · probability of the label {format_percent(probability)}"
     neighbors = [_image(report, neighbor) for neighbor in report.get_neighbors(issue)]
     return {
         "given": report.data.classes[issue.given_label],
         "suggested": report.data.classes[issue.suggested_label],
-        "numbers": f"score {issue.score:.2f}{probability}",
+        "numbers": f"score {issue.score:.2f}{detail}",
         "images": [_image(report, issue.image, is_suspect=True), *neighbors],
     }
 

@@ -24,23 +24,13 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from vitkit.core.shapes import Float, Tensor
+from vitkit.report.charts import Number, nice_ticks
 from vitkit.report.colors import DIVERGING, SEQUENTIAL, Rgb, apply_colormap, to_array, to_rgb
 from vitkit.report.html import data_url, template_macros, visible
-from vitkit.report.svg import Number, nice_ticks
 
-THEME = {
-    "ink": "#161b26",
-    "soft": "#5b6478",
-    "line": "#e3e6ee",
-    "s0": "#2f5bea",
-    "s1": "#e0661a",
-    "s2": "#12946f",
-    "s3": "#a33fc4",
-    "s4": "#b58a00",
-    "s5": "#c22f5b",
-}
+SERIES = {"s0": "#2f5bea", "s1": "#e0661a", "s2": "#12946f", "s3": "#a33fc4", "s4": "#b58a00", "s5": "#c22f5b"}
+THEME = {"ink": "#161b26", "soft": "#5b6478", "line": "#e3e6ee"} | SERIES
 """Colors of the style sheet in light mode; in a page they follow its theme."""
-SERIES = ("s0", "s1", "s2", "s3", "s4", "s5")
 POINTS_PER_INCH = 72
 PNG_DPI = 2 * POINTS_PER_INCH
 
@@ -74,7 +64,7 @@ class Chart:
 
     def to_html(self) -> Markup:
         """Return the figure for a page, in the colors of its theme."""
-        svg = save_svg(self.figure, title=self.title, tooltips=self.tooltips)
+        svg = self.to_svg()
         for name, color in THEME.items():
             svg = svg.replace(color, f"var(--{name}, {color})")
         return Markup(svg)
@@ -87,7 +77,14 @@ def new_chart(width: Number, height: Number, *, title: str) -> Chart:
 
 def new_figure(width: Number, height: Number) -> Figure:
     """Return an empty figure of a size in points, without pyplot."""
-    return Figure(figsize=(width / POINTS_PER_INCH, height / POINTS_PER_INCH), facecolor="none")
+    return NotebookFigure(figsize=(width / POINTS_PER_INCH, height / POINTS_PER_INCH), facecolor="white")
+
+
+class NotebookFigure(Figure):
+    """A figure that notebooks show as a picture; a plain one without pyplot is shown as text."""
+
+    def _repr_png_(self) -> bytes:
+        return save_png(self)
 
 
 def add_axes(figure: Figure, left: Number, top: Number, width: Number, height: Number) -> Axes:
@@ -192,13 +189,13 @@ class ImageGrid:
     @property
     def width(self) -> float:
         """Return the width in points."""
-        return len(self.rows[0]) * (self.picture_size[0] + GAP) - GAP
+        return max(map(len, self.rows)) * (self.picture_size[0] + GAP) - GAP
 
-    def to_figure(self) -> Figure:
-        """Return the grid as a figure."""
+    def to_figure(self, *, min_width: int = 0) -> Figure:
+        """Return the grid as a figure; long heads may need more width than the pictures."""
         width, height = self.picture_size
         heads = HEAD * (len(self.row_heads) or 1)
-        figure = new_figure(self.width, heads + len(self.rows) * (height + CAPTION + GAP))
+        figure = new_figure(max(self.width, min_width), heads + len(self.rows) * (height + CAPTION + GAP))
         for column, head in enumerate(self.column_heads):
             add_text(figure, column * (width + GAP), 14, head, size=12, color="ink", bold=True, limit=26)
         top = float(0 if self.row_heads else HEAD)
@@ -231,14 +228,6 @@ class ImageGrid:
 Drawing = ImageGrid | Chart
 
 
-def paired_grid(
-    above: Sequence[Rgb], below: Sequence[Rgb], *, heads: tuple[str, str], names: Sequence[str], title: str
-) -> ImageGrid:
-    """Return a grid of two rows: images, and what was computed from each."""
-    captions = [[""] * len(names), list(names)]
-    return ImageGrid(rows=[above, below], row_heads=heads, captions=captions, title=title)
-
-
 def filter_chart(components: Float[Tensor, "count C H W"]) -> Chart:
     """Draw principal components of filters as tiles (Figure 7, left)."""
     count, columns, side, gap = len(components), 7, 72, 6
@@ -259,60 +248,58 @@ def position_chart(similarity: Float[Tensor, "rows columns rows2 columns2"]) -> 
     """Draw, for each patch, the similarity of its position embedding to all others (Figure 7, center)."""
     values = to_array(similarity)
     rows, columns = values.shape[:2]
-    chart, axes = _cell_chart(
-        (rows, columns), side=540, title="Similarity of position embeddings", names=("Row", "Patch column")
-    )
+    names, ends, title = ("Row", "Patch column"), ("-1", "cosine", "1"), "Similarity of position embeddings"
+    chart, axes = _cell_chart((rows, columns), side=540, title=title, names=names, scale=ends, colormap=DIVERGING)
     for row, column in product(range(rows), range(columns)):
         extent = (column + 0.04, column + 0.96, row + 0.96, row + 0.04)
         pixels = apply_colormap((values[row, column] + 1) / 2, DIVERGING)
         image = axes.imshow(pixels, extent=extent, interpolation="none", aspect="auto")
         chart.add_tooltip(image, f"patch in row {row + 1}, column {column + 1}")
-    _number_cells(axes, rows, columns)
-    _add_color_bar(chart, axes, ("-1", "cosine", "1"), DIVERGING)
     return chart
 
 
 def similarity_chart(similarity: Float[Tensor, "layers layers2"], *, names: tuple[str, str]) -> Chart:
     """Draw the similarity of layers as a heatmap from 0 to 1."""
     values = to_array(similarity)
-    chart, axes = _cell_chart(values.shape, side=420, title="Similarity of layers (linear CKA)", names=names)
+    ends, title = ("0", "CKA", "1"), "Similarity of layers (linear CKA)"
+    chart, axes = _cell_chart(values.shape, side=420, title=title, names=names, scale=ends, colormap=SEQUENTIAL)
     for (row, column), value in np.ndenumerate(values):
         patch = Rectangle((column, row), 0.98, 0.98, color=SEQUENTIAL(float(value)), linewidth=0)
         axes.add_patch(patch)
         chart.add_tooltip(patch, f"{row + 1} and {column + 1}: {value:.2f}")
-    _number_cells(axes, *values.shape)
-    _add_color_bar(chart, axes, ("0", "CKA", "1"), SEQUENTIAL)
     return chart
 
 
-def _cell_chart(shape: tuple[int, ...], *, side: Number, title: str, names: tuple[str, str]) -> tuple[Chart, Axes]:
-    """Return axes with a square cell for each row and column, and room for their names and a color bar."""
-    rows, columns = (count * side / max(shape) for count in shape)
-    chart = new_chart(46 + columns + 74, 30 + rows + 10, title=title)
-    add_text(chart.figure, 46 + columns / 2, 11, names[1], align="center", limit=40)
+def _cell_chart(
+    shape: tuple[int, ...],
+    *,
+    side: Number,
+    title: str,
+    names: tuple[str, str],
+    scale: tuple[str, str, str],
+    colormap: LinearSegmentedColormap,
+) -> tuple[Chart, Axes]:
+    """Return axes with a square cell for each row and column, their names and numbers, and a color bar.
+
+    `scale` are the labels of the lower end, the middle and the upper end of the color bar.
+    """
+    height, width = (count * side / max(shape) for count in shape)
+    chart = new_chart(46 + width + 74, 30 + height + 10, title=title)
+    add_text(chart.figure, 46 + width / 2, 11, names[1], align="center", limit=40)
     add_text(chart.figure, 0, 25, names[0], limit=40)
-    return chart, add_axes(chart.figure, 46, 30, columns, rows)
-
-
-def _number_cells(axes: Axes, rows: int, columns: int) -> None:
-    axes.set_xlim(0, columns)
-    axes.set_ylim(rows, 0)
+    axes = add_axes(chart.figure, 46, 30, width, height)
+    axes.set(xlim=(0, shape[1]), ylim=(shape[0], 0))
     axes.xaxis.tick_top()
-    for axis, count in ((axes.xaxis, columns), (axes.yaxis, rows)):
+    for axis, count in zip((axes.yaxis, axes.xaxis), shape, strict=True):
         chosen = range(0, count, ceil(count / 16))
         axis.set_ticks([index + 0.5 for index in chosen], [str(index + 1) for index in chosen])
     axes.tick_params(labelsize=10, pad=3)
-
-
-def _add_color_bar(chart: Chart, axes: Axes, labels: tuple[str, str, str], colormap: LinearSegmentedColormap) -> None:
-    """Add a color bar to the right of the cells; the labels are those of its lower end, middle and upper end."""
-    x, y = chart.width - 58, 30
-    height = float(axes.get_position().height * chart.figure.get_figheight() * POINTS_PER_INCH)
-    bar = add_axes(chart.figure, x, y, 12, height)
+    bar = add_axes(chart.figure, chart.width - 58, 30, 12, height)
     bar.set_axis_off()
     bar.imshow(np.linspace(1, 0, 64)[:, None], cmap=colormap, aspect="auto", interpolation="none")
-    for at, text in zip((y + height, y + height / 2 + 4, y + 10), labels, strict=True):
-        add_text(chart.figure, x + 17, at, text)
+    for y, text in zip((30 + height, 34 + height / 2, 40), scale, strict=True):
+        add_text(chart.figure, chart.width - 41, y, text)
+    return chart, axes
 
 
 def distance_chart(distances: Float[Tensor, "layers A"]) -> Chart:
@@ -383,4 +370,4 @@ def _depth_chart(
 
 
 def _color(index: int) -> str:
-    return THEME[SERIES[index % len(SERIES)]]
+    return SERIES[f"s{index % len(SERIES)}"]

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import jinja2
 import numpy as np
-from markupsafe import Markup, escape
+from markupsafe import Markup
 from numpy.typing import NDArray
 from PIL import Image
 
@@ -54,21 +54,10 @@ def render_page(
     >>> page.startswith("<!doctype html>"), "&lt;Pets&gt;" in page, "<Pets>" in page
     (True, True, False)
     """
-    return (
-        _environment()
-        .get_template("page.html")
-        .render(
-            title=title,
-            lead=lead,
-            sections=sections,
-            cards=cards,
-            notices=notices,
-            top=top,
-            css=Markup(asset("report.css")),
-            script=Markup(script),
-            script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
-        )
-    )
+    content = {"title": title, "lead": lead, "sections": sections, "cards": cards, "notices": notices, "top": top}
+    script_hash = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    assets = {"css": Markup(asset("report.css")), "script": Markup(script), "script_hash": script_hash}
+    return _environment().get_template("page.html").render(content | assets)
 
 
 def template_macros(name: str) -> Any:
@@ -86,12 +75,16 @@ def _environment() -> jinja2.Environment:
         lstrip_blocks=True,
     )
     environment.filters |= {
+        "bar": bar,
+        "interval": format_interval,
         "duration": format_duration,
         "name": name_tag,
         "number": format_number,
         "percent": format_percent,
         "visible": visible,
         "picture": picture_url,
+        "polyline": lambda points: "M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in points),
+        "px": "{:.1f}".format,
     }
     return environment
 
@@ -129,6 +122,22 @@ def name_tag(name: str, limit: int = 60) -> Markup:
     return Markup("<bdi{}>{}</bdi>").format(tooltip, visible(name, limit=limit))
 
 
+def bar(fraction: float) -> Markup:
+    """Draw a small bar that is filled by a fraction."""
+    filled = min(max(fraction, 0.0), 1.0) * 100
+    return Markup(
+        '<svg class="bar good" viewBox="0 0 100 8" preserveAspectRatio="none" aria-hidden="true">'
+        f'<rect class="rail" width="100" height="8"/><rect class="fill" width="{filled:.1f}" height="8"/></svg>'
+    )
+
+
+def format_interval(interval: tuple[float, float] | None) -> str:
+    """Format an interval of a fraction; empty if there is none."""
+    if interval is None:
+        return ""
+    return f"{interval[0] * 100:.1f}–{interval[1] * 100:.1f} %"
+
+
 def thumbnail(image: Image.Image, *, side: int = 160) -> bytes:
     """Return a small JPEG of the pixels alone, or a PNG if the image is tiny.
 
@@ -159,8 +168,3 @@ def data_url(pixels: NDArray[np.uint8]) -> str:
     kind = "jpeg" if min(pixels.shape[:2]) > 64 else "png"
     Image.fromarray(np.ascontiguousarray(pixels)).save(content, format=kind, quality=88)
     return f"data:image/{kind};base64,{base64.b64encode(content.getvalue()).decode()}"
-
-
-def escape_text(text: str, limit: int = 60) -> Markup:
-    """Return `visible` text, escaped for HTML and SVG."""
-    return escape(visible(text, limit=limit))

@@ -13,8 +13,9 @@ from matplotlib.figure import Figure
 from vitkit.core.errors import ConfigError, UnknownNameError, did_you_mean, summarize
 from vitkit.core.files import escape_surrogates, write_bytes
 from vitkit.core.formatting import format_plural
+from vitkit.core.result import Result
 from vitkit.core.signals import ProgressFunction, ignore_progress, start_task
-from vitkit.inspection.requirements import NotApplicableError
+from vitkit.inspection.attention import NotApplicableError
 from vitkit.report.figures import save_png
 from vitkit.report.html import Section, asset, data_url, render_page, template_macros, visible
 from vitkit.report.inspection_context import InspectionContext, InspectionSection
@@ -47,8 +48,8 @@ def make_section(name: str, context: InspectionContext) -> InspectionSection:
         return InspectionSection(name=name, title=title, missing=summarize(error))
 
 
-@dataclass(frozen=True, kw_only=True)
-class InspectionResult:
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class InspectionResult(Result):
     """Sections of an inspection; shown as a page in notebooks."""
 
     context: InspectionContext
@@ -61,11 +62,6 @@ class InspectionResult:
         return {section.name: section.missing for section in self.sections if section.missing}
 
     @property
-    def warnings(self) -> tuple[str, ...]:
-        """Return a warning for each skipped section."""
-        return tuple(f"skipped {name}: {reason}" for name, reason in self.skipped.items())
-
-    @property
     def numbers(self) -> dict[str, Any]:
         """Return the numbers of each section."""
         return {section.name: dict(section.numbers) for section in self.sections if not section.missing}
@@ -76,6 +72,21 @@ class InspectionResult:
         if name not in figures:
             raise UnknownNameError(f"no figure called {name!r}", hint=f"figures are {', '.join(figures)}")
         return figures[name].to_figure()
+
+    def plot(self, section: str | None = None) -> Figure:
+        """Draw the first figure of a section, by default of the first one that has a figure."""
+        names = {each.name: next(iter(each.drawings)) for each in self.sections if each.drawings}
+        if section is None:
+            section = next(iter(names), None)
+        if section not in names:
+            hint = f"sections with figures are {', '.join(names)}" if names else "; ".join(self.warnings)
+            raise UnknownNameError(f"no section with a figure called {section!r}", hint=hint)
+        return self.figure(names[section])
+
+    def highlights(self) -> dict[str, object]:
+        """Return the model, the number of images, and the sections."""
+        sections = ", ".join(self.numbers)
+        return {"model": self.context.model.name, "images": len(self.context.images), "sections": sections}
 
     def to_dict(self) -> dict[str, Any]:
         """Return what `vitkit inspect --json` prints."""
@@ -133,7 +144,8 @@ def inspect_context(
     for name in names:
         sections.append(make_section(name, context))
         advance(1)
-    return InspectionResult(context=context, sections=tuple(sections))
+    warnings = tuple(f"skipped {each.name}: {each.missing}" for each in sections if each.missing)
+    return InspectionResult(context=context, sections=tuple(sections), warnings=warnings)
 
 
 def _predictions(context: InspectionContext) -> Markup:

@@ -11,7 +11,7 @@ from vitkit.core.errors import InputError, did_you_mean
 from vitkit.core.shapes import Float, Int, Tensor
 from vitkit.data.decode import ImageLike
 from vitkit.inspection.attention import relevance, rollout
-from vitkit.model.masked import MaskedAutoencoder, MaskedPatches
+from vitkit.model.pretraining import MaskedAutoencoder, MaskedPatches
 from vitkit.model.vit import ViT
 from vitkit.report.colors import Rgb, to_array, to_rgb
 from vitkit.report.figures import Drawing
@@ -54,7 +54,8 @@ class InspectionContext:
     def batches(self) -> Iterator[Float[Tensor, "B C H W"]]:
         """Yield all images, preprocessed."""
         for first in range(0, len(self.images), self.batch_size):
-            yield torch.cat([self.model.preprocess(image) for image in self.images[first : first + self.batch_size]])
+            images = self.images[first : first + self.batch_size]
+            yield torch.cat([self.model.preprocess(image) for image in images]).to(self.model.device)
 
     @cached_property
     def drawn(self) -> Float[Tensor, "B C H W"]:
@@ -63,7 +64,7 @@ class InspectionContext:
 
     def preprocess_for(self, model: Model) -> Float[Tensor, "B C H W"]:
         """Return the images that are drawn, preprocessed for a model."""
-        return torch.cat([model.preprocess(image) for image in self.images[:MAX_DRAWN]])
+        return torch.cat([model.preprocess(image) for image in self.images[:MAX_DRAWN]]).to(model.device)
 
     @property
     def drawn_names(self) -> list[str]:
@@ -73,7 +74,7 @@ class InspectionContext:
     @cached_property
     def pictures(self) -> list[Rgb]:
         """Return the pixels that the model receives."""
-        return to_pictures(self.model.preprocess.denormalize(self.drawn))
+        return to_pictures(self.model.preprocess.denormalize(self.drawn.cpu()))
 
     @cached_property
     @torch.no_grad()
@@ -132,21 +133,19 @@ def find_class(model: Model, name: str | int) -> int:
     if str(name).isdecimal() and int(name) < len(model.labels):
         return int(name)
     raise InputError(
-        f"no class {name!r}",
-        expected="a label of the model, or its index",
-        hint=did_you_mean(str(name), model.labels),
+        f"no class {name!r}", expected="a label of the model, or its index", hint=did_you_mean(str(name), model.labels)
     )
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class InspectionSection:
     """Figures and numbers of one method; `missing` is the reason if it does not apply to the model."""
 
-    name: str = ""
-    title: str = ""
     text: str = ""
     drawings: Mapping[str, Drawing] = field(default_factory=dict)
     numbers: Mapping[str, Any] = field(default_factory=dict)
+    name: str = ""
+    title: str = ""
     missing: str | None = None
     patch_similarity: tuple[Float[Tensor, "rows columns rows2 columns2"], ...] = ()
     """Of each drawn image; the page highlights patches similar to the one under the pointer."""

@@ -1,6 +1,6 @@
 """Sections of the inspection report: attention, learned features, layers and reconstructions."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -9,29 +9,12 @@ import torch
 from numpy.typing import NDArray
 from torch.nn import functional
 
-from vitkit.inspection.attention import attention_distance, deletion_curve, head_maps
-from vitkit.inspection.features import (
-    feature_colors,
-    filter_components,
-    layer_predictions,
-    layer_similarity,
-    patch_features,
-    position_similarity,
-    reconstruction,
-    token_norms,
-)
-from vitkit.inspection.requirements import NotApplicableError, require_patch_removal, require_vit
+from vitkit.inspection import attention, features
+from vitkit.inspection.attention import NotApplicableError, require_patch_removal, require_vit
 from vitkit.model.vit import ViT
+from vitkit.report import figures
 from vitkit.report.colors import Rgb, clip_maps, dim_by, overlay_heatmap, rescale, to_array
-from vitkit.report.figures import (
-    ImageGrid,
-    distance_chart,
-    filter_chart,
-    line_figure,
-    paired_grid,
-    position_chart,
-    similarity_chart,
-)
+from vitkit.report.figures import ImageGrid
 from vitkit.report.inspection_context import InspectionContext, InspectionSection, round_values, to_pictures
 
 MAX_PATCHES = 1024
@@ -78,14 +61,14 @@ def rollout_section(context: InspectionContext) -> InspectionSection:
         f"{FOLLOWED_ROWS[vit.config.pooling]} Colors show which patches raise the score of a class: attention "
         "weighted by the gradient of that score."
     )
-    return InspectionSection(text=text, drawings={"rollout": drawing}, numbers=numbers)
+    return InspectionSection(text, {"rollout": drawing}, numbers)
 
 
 def heads_section(context: InspectionContext) -> InspectionSection:
     """Draw the attention maps of the heads of a layer."""
     vit = require_vit(context.model)
     layer = context.layer % len(vit.blocks)
-    maps = context.map_drawn(lambda images: head_maps(vit, images, layers=[context.layer]))[:, 0]
+    maps = context.map_drawn(lambda images: attention.head_maps(vit, images, layers=[context.layer]))[:, 0]
     count = min(vit.config.heads, MAX_HEADS)
     drawing = ImageGrid(
         rows=[
@@ -100,7 +83,7 @@ def heads_section(context: InspectionContext) -> InspectionSection:
     more = f" {omitted} more heads are in the numbers." if omitted else ""
     text = f"Attention of each head of layer {layer + 1} from the token that the output is computed from.{more}"
     numbers = {"layer": layer, "maps": round_values(maps)}
-    return InspectionSection(text=text, drawings={"heads": drawing}, numbers=numbers)
+    return InspectionSection(text, {"heads": drawing}, numbers)
 
 
 def deletion_section(context: InspectionContext) -> InspectionSection:
@@ -114,10 +97,10 @@ def deletion_section(context: InspectionContext) -> InspectionSection:
         "random": torch.rand(len(context.drawn), *vit.config.grid, generator=generator),
     }
     series = {
-        name: context.map_drawn(partial(deletion_curve, vit, steps=steps), maps).mean(dim=0).tolist()
+        name: context.map_drawn(partial(attention.deletion_curve, vit, steps=steps), maps).mean(dim=0).tolist()
         for name, maps in rankings.items()
     }
-    drawing = line_figure(
+    drawing = figures.line_figure(
         series,
         ticks=[f"{step / steps:.0%}" for step in range(steps)],
         x_title="Patches removed",
@@ -131,21 +114,21 @@ def deletion_section(context: InspectionContext) -> InspectionSection:
         f"Mean over {len(context.drawn)} images; a few images are not significant."
     )
     numbers = {name: [round(each, 6) for each in values] for name, values in series.items()}
-    return InspectionSection(text=text, drawings={"deletion": drawing}, numbers=numbers)
+    return InspectionSection(text, {"deletion": drawing}, numbers)
 
 
 def distance_section(context: InspectionContext) -> InspectionSection:
     """Draw the mean attention distance of each head (Figure 7, right)."""
-    distances = attention_distance(context.model, context.batches())
+    distances = attention.attention_distance(context.model, context.batches())
     text = (
         f"Mean attention distance of each head over {len(context.images):,} images: the receptive field of attention. "
         "In trained models some heads of the first layers already attend to the whole image, and all heads of the last "
         "layers do. The paper uses 128 images."
     )
     return InspectionSection(
-        text=text,
-        drawings={"distance": distance_chart(distances)},
-        numbers={"pixels": round_values(distances, 3), "images": len(context.images)},
+        text,
+        {"distance": figures.distance_chart(distances)},
+        {"pixels": round_values(distances, 3), "images": len(context.images)},
     )
 
 
@@ -153,9 +136,15 @@ def _overlays(context: InspectionContext, maps: Iterable[NDArray[np.float32]]) -
     return [overlay_heatmap(picture, each) for picture, each in zip(context.pictures, maps, strict=True)]
 
 
+def _below_input(context: InspectionContext, pictures: Sequence[Rgb], *, head: str, title: str) -> ImageGrid:
+    """Return a grid of two rows: the model's input, and what was computed from each image."""
+    captions = [[""] * len(pictures), context.drawn_names]
+    return ImageGrid(rows=[context.pictures, pictures], row_heads=("Model input", head), captions=captions, title=title)
+
+
 def filters_section(context: InspectionContext) -> InspectionSection:
     """Draw the principal components of the input filters (Figure 7, left)."""
-    components = filter_components(context.model)
+    components = features.filter_components(context.model)
     is_plain = isinstance(context.model, ViT) and context.model.patch_embed.backbone is None
     layer = "the patch embedding" if is_plain else "the first convolution"
     text = (
@@ -163,41 +152,32 @@ def filters_section(context: InspectionContext) -> InspectionSection:
         "edges and spots; noise means that little was learned."
     )
     return InspectionSection(
-        text=text,
-        drawings={"filters": filter_chart(components)},
-        numbers={"components": list(components.shape)},
+        text, {"filters": figures.filter_chart(components)}, {"components": list(components.shape)}
     )
 
 
 def positions_section(context: InspectionContext) -> InspectionSection:
     """Draw the similarity of position embeddings (Figure 7, center)."""
-    similarity = position_similarity(context.model)
+    similarity = features.position_similarity(context.model)
     text = (
         "Cosine similarity of the position embedding of each patch to those of all patches. Close patches and patches "
         "of the same row or column are similar: the model has learned that images have two dimensions."
     )
     return InspectionSection(
-        text=text,
-        drawings={"positions": position_chart(similarity)},
-        numbers={"similarity": round_values(similarity)},
+        text, {"positions": figures.position_chart(similarity)}, {"similarity": round_values(similarity)}
     )
 
 
 def colors_section(context: InspectionContext) -> InspectionSection:
     """Draw the principal components of patch features as colors."""
-    colors = to_array(feature_colors(context.model, context.drawn, layer=context.layer))
-    drawing = paired_grid(
-        context.pictures,
-        [(each * 255).round().astype("uint8") for each in colors],
-        heads=("Model input", "Features as colors"),
-        names=context.drawn_names,
-        title="Patch features as colors",
-    )
+    colors = to_array(features.feature_colors(context.model, context.drawn, layer=context.layer))
+    pictures = [(each * 255).round().astype("uint8") for each in colors]
+    drawing = _below_input(context, pictures, head="Features as colors", title="Patch features as colors")
     text = (
         "The three strongest principal components of the features of all patches of these images, as red, green and "
         "blue. Patches of the same color have similar features, within an image and across images."
     )
-    return InspectionSection(text=text, drawings={"colors": drawing})
+    return InspectionSection(text, {"colors": drawing})
 
 
 def reconstruction_section(context: InspectionContext) -> InspectionSection:
@@ -209,7 +189,7 @@ def reconstruction_section(context: InspectionContext) -> InspectionSection:
             got="a model without pre-training head",
         )
     preprocessing = context.model.preprocess
-    result = reconstruction(context.pretraining, context.drawn, preprocessing=preprocessing)
+    result = features.reconstruction(context.pretraining, context.drawn, preprocessing=preprocessing)
     stages = map(to_pictures, (result.images, result.visible, result.predicted))
     drawing = ImageGrid(
         rows=[list(row) for row in zip(*stages, strict=True)],
@@ -223,47 +203,40 @@ def reconstruction_section(context: InspectionContext) -> InspectionSection:
         "prediction shows how much it has learned about images; fine detail cannot be recovered."
     )
     return InspectionSection(
-        text=text,
-        drawings={"reconstruction": drawing},
-        numbers={"masked_fraction": float(result.hidden.float().mean()), "mean_difference": float(error)},
+        text,
+        {"reconstruction": drawing},
+        {"masked_fraction": float(result.hidden.float().mean()), "mean_difference": float(error)},
     )
 
 
 def patch_similarity_section(context: InspectionContext) -> InspectionSection:
     """Show which patches have features similar to a chosen one."""
-    features = functional.normalize(patch_features(context.model, context.drawn, layer=context.layer).float(), dim=-1)
-    rows, columns = features.shape[1:3]
+    vectors = functional.normalize(
+        features.patch_features(context.model, context.drawn, layer=context.layer).float(), dim=-1
+    )
+    rows, columns = vectors.shape[1:3]
     if rows * columns > MAX_PATCHES:
         raise NotApplicableError(
             "too many patches to store all pairs in a page", expected=f"at most {MAX_PATCHES}", got=rows * columns
         )
-    flat = features.flatten(1, 2)
+    flat = vectors.flatten(1, 2)
     similarity = (flat @ flat.transpose(1, 2)).unflatten(1, (rows, columns)).unflatten(3, (rows, columns))
     center = to_array(similarity[:, rows // 2, columns // 2].clamp(min=0))
-    drawing = paired_grid(
-        context.pictures,
-        _overlays(context, center),
-        heads=("Model input", "Similarity to the center patch"),
-        names=context.drawn_names,
-        title="Similarity of patches",
-    )
+    overlays, head = _overlays(context, center), "Similarity to the center patch"
+    drawing = _below_input(context, overlays, head=head, title="Similarity of patches")
     text = "Move the pointer or the arrow keys over a patch to highlight patches with similar features."
-    return InspectionSection(
-        text=text,
-        drawings={"patch-similarity": drawing},
-        patch_similarity=tuple(similarity),
-    )
+    return InspectionSection(text, {"patch-similarity": drawing}, patch_similarity=tuple(similarity))
 
 
 def logit_lens_section(context: InspectionContext) -> InspectionSection:
     """Draw the prediction that the head makes from each layer."""
     model = context.model
-    probabilities = context.map_drawn(lambda images: layer_predictions(model, images)).softmax(dim=-1)
+    probabilities = context.map_drawn(lambda images: features.layer_predictions(model, images)).softmax(dim=-1)
     drawings, numbers = {}, []
     for image, by_layer in enumerate(probabilities):
         final = by_layer[-1].topk(min(5, by_layer.shape[-1])).indices.tolist()
         name = "logit-lens" if len(probabilities) == 1 else f"logit-lens-{image + 1}"
-        drawings[name] = line_figure(
+        drawings[name] = figures.line_figure(
             {model.labels[label]: by_layer[:, label].tolist() for label in final},
             y_title="Probability",
             title=f"Prediction by layer: {context.drawn_names[image]}",
@@ -277,29 +250,27 @@ def logit_lens_section(context: InspectionContext) -> InspectionSection:
             ]
         )
     text = "Predictions of the head from the tokens of each layer, as if the encoder ended there (logit lens)."
-    return InspectionSection(text=text, drawings=drawings, numbers={"layers": numbers})
+    return InspectionSection(text, drawings, {"layers": numbers})
 
 
 def similarity_section(context: InspectionContext) -> InspectionSection:
     """Draw the CKA of layers within a model or between two."""
     other_images = None if context.other is None else context.preprocess_for(context.other)
-    similarity = layer_similarity(context.model, context.drawn, other=context.other, other_images=other_images)
+    similarity = features.layer_similarity(context.model, context.drawn, other=context.other, other_images=other_images)
     names = ("layer", "layer") if context.other is None else (context.model.name, context.other.name)
     text = (
         "Linear CKA: 1 if two layers represent patches in the same way, 0 if they have nothing in common. Bright "
         "blocks are sequences of layers that change little."
     )
     return InspectionSection(
-        text=text,
-        drawings={"similarity": similarity_chart(similarity, names=names)},
-        numbers={"cka": round_values(similarity)},
+        text, {"similarity": figures.similarity_chart(similarity, names=names)}, {"cka": round_values(similarity)}
     )
 
 
 def norms_section(context: InspectionContext) -> InspectionSection:
     """Draw the norms of tokens by layer and over the image."""
     vit = require_vit(context.model)
-    norms = context.map_drawn(lambda images: token_norms(vit, images))
+    norms = context.map_drawn(lambda images: features.token_norms(vit, images))
     patches = norms[:, :, vit.config.prefix :]
     by_layer = patches.transpose(0, 1).flatten(1)
     series = {
@@ -310,24 +281,17 @@ def norms_section(context: InspectionContext) -> InspectionSection:
     if vit.config.class_tokens:
         series["class token"] = norms[:, :, 0].mean(dim=0).tolist()
     last = patches[:, -1].unflatten(1, vit.config.grid)
-    maps = paired_grid(
-        context.pictures,
-        _overlays(context, map(rescale, to_array(last))),
-        heads=("Model input", "Norm after the last layer"),
-        names=context.drawn_names,
-        title="Token norms over the image",
-    )
+    overlays = _overlays(context, map(rescale, to_array(last)))
+    maps = _below_input(context, overlays, head="Norm after the last layer", title="Token norms over the image")
+    lines = figures.line_figure(series, y_title="Norm", title="Token norms by layer")
     ratio = float(last.max() / last.median())
     text = (
         "A few patches with a much larger norm than the others, often on plain background, are artifacts of large "
         f"models, which store global information there; registers avoid them. Here the largest is {ratio:.1f} times "
         "the median."
     )
-    return InspectionSection(
-        text=text,
-        drawings={"norms": line_figure(series, y_title="Norm", title="Token norms by layer"), "norms-maps": maps},
-        numbers={name.replace(" ", "_"): [round(each, 4) for each in values] for name, values in series.items()},
-    )
+    numbers = {name.replace(" ", "_"): [round(each, 4) for each in values] for name, values in series.items()}
+    return InspectionSection(text, {"norms": lines, "norms-maps": maps}, numbers)
 
 
 SECTIONS: dict[str, tuple[str, Callable[[InspectionContext], InspectionSection]]] = {

@@ -7,20 +7,14 @@ from markupsafe import Markup
 
 from vitkit.core.formatting import MISSING, format_plural
 from vitkit.evaluation.leaderboard import Leaderboard, LeaderboardRow
-from vitkit.report.charts import BOLD, Dot, DotGroup, bar, column_chart, row_chart
+from vitkit.report.charts import Dot, DotGroup, column_chart, fraction_ticks, percent_ticks, row_chart, standalone_svg
 from vitkit.report.html import Card, Section, name_tag, render_page, template_macros, visible
-from vitkit.report.svg import fraction_ticks, standalone_svg, svg_text
 
 
 def render_leaderboard(board: Leaderboard) -> str:
     """Render the page: mean scores, the table and the charts."""
     macros = template_macros("leaderboard.html")
-    rows = list(board.rows())
-    bars = None
-    if len(board.models) == 1:
-        only = [next(iter(row.scores.values()), None) for row in rows]
-        bars = ["" if score is None else bar(score.top1) for score in only]
-    sections = [Section("table", "Table", macros.table(board, rows, bars))]
+    sections = [Section("table", "Table", macros.table(board, list(board.rows())))]
     if board.groups:
         sections.append(Section("groups", "Groups", macros.figure(group_chart(board))))
     sections.append(Section("datasets", "Datasets", macros.figure(dataset_chart(board))))
@@ -40,7 +34,8 @@ def render_leaderboard(board: Leaderboard) -> str:
 def leaderboard_svg(board: Leaderboard) -> str:
     """Return the chart as an SVG file: groups if there are any, else datasets."""
     drawing = group_chart(board) if board.groups else dataset_chart(board)
-    title = svg_text(12, -8, visible(board.title), css=BOLD)
+    macros = template_macros("charts.html")
+    title = macros.text(12, -8, board.title, css=macros.bold)
     opening, _, rest = str(drawing).partition(">")
     _, _, width, height = opening.partition('viewBox="')[2].partition('"')[0].split()
     size = f'viewBox="0 -30 {width} {int(height) + 30}" width="{width}" height="{int(height) + 30}"'
@@ -90,7 +85,7 @@ def _dot_group(board: Leaderboard, row: LeaderboardRow, *, limit: int) -> DotGro
     return DotGroup(name=name, dots=dots, bold=is_mean)
 
 
-def _ticks(rows: Sequence[LeaderboardRow]) -> list[float]:
+def _ticks(rows: Sequence[LeaderboardRow]) -> list[tuple[float, str]]:
     scores = [score for row in rows for score in row.scores.values()]
     fractions = [value for score in scores for value in (score.top1, *(score.interval or ()))]
-    return fraction_ticks(fractions, min_range=0.02, margin=0.05)
+    return percent_ticks(fraction_ticks(fractions, min_range=0.02, margin=0.05))

@@ -2,15 +2,14 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 import numpy as np
 from markupsafe import Markup
 
 from vitkit.core.formatting import format_count, format_percent, format_plural
 from vitkit.evaluation.evaluation import EvaluationResult
-from vitkit.report.charts import Panel, bar, confusion_heatmap, line_chart, reliability_diagram
-from vitkit.report.html import Card, Section, asset, render_page, template_macros, visible
+from vitkit.report.charts import Panel, confusion_heatmap, line_chart, reliability_diagram
+from vitkit.report.html import Card, Section, asset, format_interval, render_page, template_macros, visible
 
 MAX_DRAWN_CLASSES = 30
 MAX_PAIRS = 12
@@ -67,6 +66,8 @@ class RunReport:
     mistakes: tuple[MistakeExample, ...] = ()
     """Of the split that the page shows."""
     comparison: tuple[ComparisonRow, ...] = ()
+    trials: tuple[ComparisonRow, ...] = ()
+    """Models that were tried on held-out images before this one."""
     compute: Rows = ()
     speed: tuple[Panel, ...] = ()
     wall_time: str | None = None
@@ -81,15 +82,6 @@ class RunReport:
     """Descriptions and commands."""
 
 
-class ConfusedPair(NamedTuple):
-    """Two classes that are confused, and how often."""
-
-    target: str
-    predicted: str
-    images: int
-    fraction: float
-
-
 def render_run_report(report: RunReport) -> str:
     """Render the page; equal reports give equal pages."""
     macros = template_macros("run.html")
@@ -98,15 +90,18 @@ def render_run_report(report: RunReport) -> str:
     if report.reconstructions:
         sections.append(Section("reconstructions", "Reconstructions", macros.reconstructions(report.reconstructions)))
     if report.comparison:
-        sections.append(Section("comparison", "Comparison", _comparison(report.comparison)))
+        columns = list(dict.fromkeys(name for row in report.comparison for name in row.columns))
+        best = max(row.top1 for row in report.comparison)
+        sections.append(Section("comparison", "Comparison", macros.comparison(report.comparison, columns, best)))
+    if report.trials:
+        columns = list(report.trials[0].columns)
+        best = max(row.top1 for row in report.trials)
+        sections.append(Section("trials", "Trials", macros.comparison(report.trials, columns, best)))
     if split is not None:
         sections += _evaluation_sections(report, split)
     counts = ((f"{name} images", f"{count:,}") for name, count in report.data.counts.items())
-    facts = (
-        ("layout", report.data.layout),
-        ("source", report.data.source),
-        ("classes", f"{len(report.data.classes):,}"),
-    )
+    classes = f"{len(report.data.classes):,}"
+    facts = (("layout", report.data.layout), ("source", report.data.source), ("classes", classes))
     sections += [
         Section("compute", "Compute", macros.compute(report.compute, list(map(line_chart, report.speed)))),
         Section("data", "Data", macros.data((*facts, *counts), report.data.classes)),
@@ -122,13 +117,6 @@ def render_run_report(report: RunReport) -> str:
         notices=_notices(report, split),
         script=asset("report.js"),
     )
-
-
-def format_interval(interval: tuple[float, float] | None) -> str:
-    """Format a bootstrap interval; empty if it has no width, because all predictions are right or all are wrong."""
-    if interval is None or interval[0] == interval[1]:
-        return ""
-    return f"{interval[0] * 100:.1f}–{interval[1] * 100:.1f} %"
 
 
 def _cards(report: RunReport, split: str | None) -> list[Card]:
@@ -159,21 +147,9 @@ def _notices(report: RunReport, split: str | None) -> list[str]:
     return [visible(notice, limit=600) for notice in (*notices, *report.notes)]
 
 
-def _comparison(rows: tuple[ComparisonRow, ...]) -> Markup:
-    body: Markup = template_macros("run.html").comparison(
-        rows,
-        list(dict.fromkeys(name for row in rows for name in row.columns)),
-        max(row.top1 for row in rows),
-        [bar(row.top1) for row in rows],
-        [format_interval(row.interval) for row in rows],
-    )
-    return body
-
-
 def _evaluation_sections(report: RunReport, split: str) -> list[Section]:
     macros, result = template_macros("run.html"), report.evaluations[split]
-    intervals = {name: format_interval(each.intervals.get("top1")) for name, each in report.evaluations.items()}
-    splits = Section("splits", "Splits", macros.splits(report.evaluations, intervals))
+    splits = Section("splits", "Splits", macros.splits(report.evaluations))
     classes = sorted(result.per_class, key=lambda each: 2.0 if each.recall is None else each.recall)
     confidence = float(result.confidences.mean())
     diagram = reliability_diagram(result.calibration)
@@ -182,33 +158,31 @@ def _evaluation_sections(report: RunReport, split: str) -> list[Section]:
         *([splits] if len(report.evaluations) > 1 else []),
         Section("confusion", "Confusion", _confusion(result, split)),
         Section("calibration", "Calibration", macros.calibration(result, confidence, diagram)),
-        Section("classes", "Classes", macros.classes(classes, [bar(each.recall or 0.0) for each in classes])),
+        Section("classes", "Classes", macros.classes(classes)),
         Section("mistakes", "Mistakes", macros.mistakes(result, wrong, report.mistakes)),
     ]
 
 
 def _confusion(result: EvaluationResult, split: str) -> Markup:
-    errors = result.confusion.copy()
-    np.fill_diagonal(errors, 0)
-    targets, predictions = np.nonzero(errors)
-    order = np.argsort(-errors[targets, predictions], kind="stable")
-    confused = np.stack([targets[order], predictions[order]], axis=1)
+    confusion, counts = result.confusion, [each.count for each in result.per_class]
+    wrong = np.flatnonzero(confusion.row != confusion.column)
+    wrong = wrong[np.argsort(-confusion.count[wrong], kind="stable")]
+    confused = np.stack([confusion.row, confusion.column, confusion.count], axis=1)[wrong]
     drawn = list(range(len(result.labels)))
     if len(drawn) > MAX_DRAWN_CLASSES:
-        drawn = sorted(list(dict.fromkeys([*confused.ravel().tolist(), *drawn]))[:MAX_DRAWN_CLASSES])
+        drawn = sorted(list(dict.fromkeys([*confused[:, :2].ravel().tolist(), *drawn]))[:MAX_DRAWN_CLASSES])
     heatmap = confusion_heatmap(
-        result.confusion[np.ix_(drawn, drawn)],
+        confusion.matrix(np.array(drawn)),
         names=[result.labels[label] for label in drawn],
-        totals=result.confusion.sum(axis=1)[drawn],
+        totals=np.array([counts[label] for label in drawn]),
     )
     pairs = [
-        ConfusedPair(
-            target=result.labels[target],
-            predicted=result.labels[predicted],
-            images=int(errors[target, predicted]),
-            fraction=int(errors[target, predicted]) / result.per_class[target].count,
-        )
-        for target, predicted in confused[:MAX_PAIRS].tolist()
+        {
+            "target": result.labels[target],
+            "predicted": result.labels[predicted],
+            "images": images,
+            "fraction": images / counts[target],
+        }
+        for target, predicted, images in confused[:MAX_PAIRS].tolist()
     ]
-    body: Markup = template_macros("run.html").confusion(result, split, len(drawn), heatmap, pairs)
-    return body
+    return Markup(template_macros("run.html").confusion(result, split, len(drawn), heatmap, pairs))

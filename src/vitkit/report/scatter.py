@@ -8,19 +8,11 @@ from markupsafe import Markup
 
 from vitkit.core.formatting import format_number
 from vitkit.evaluation.comparison import ModelFamily
-from vitkit.report.html import visible
-from vitkit.report.svg import (
-    Axes,
-    Box,
-    Number,
-    fraction_ticks,
-    log_ticks,
-    percent_label,
-    svg_figure,
-    svg_path,
-    svg_text,
-)
+from vitkit.report.charts import Axes, Number, fraction_ticks, log_ticks, percent_ticks
+from vitkit.report.html import template_macros, visible
 
+Box = tuple[Number, Number, Number, Number]
+"""Left, top, right, bottom."""
 LABEL_LIMIT = 18
 """Characters of a label."""
 SCATTER_SIZE = (520, 360)
@@ -52,14 +44,16 @@ def scatter(points: Sequence[Point], *, title: str, x_title: str) -> Markup:
     if not points:
         return Markup()
     axes, ticks = scatter_axes(points)
-    low, high = (math.log10(end) for end in axes.x)
-    parts = [*axes.y_grid(ticks, percent_label)]
-    parts += [*axes.x_grid(log_ticks(low, high), format_number, style="grid faint"), *axes.x_axis(x_title, offset=40)]
-    parts += _family_legend(points)
-    parts += [_error_bar(point, axes) for point in points]
-    parts += [_point_marker(point, axes) for point in points]
-    parts += [_point_label(point, at, axes) for point, at in zip(points, place_labels(points, axes), strict=True)]
-    return svg_figure(parts, width=SCATTER_SIZE[0], height=SCATTER_SIZE[1], title=title)
+    x_ticks = [(tick, format_number(tick)) for tick in log_ticks(*(math.log10(end) for end in axes.x))]
+    drawn = [_draw_point(point, at, axes) for point, at in zip(points, place_labels(points, axes), strict=True)]
+    families, x = [], SCATTER_BOX[0]
+    for family, color in FAMILY_COLORS.items():
+        if any(point.family == family for point in points):
+            marker = _marker_path(family, x + MARKER_RADIUS, 16)
+            families.append((x + 2 * MARKER_RADIUS + 7, color, marker, family))
+            x += 2 * MARKER_RADIUS + 22 + LETTER_WIDTH * len(family)
+    macros = template_macros("charts.html")
+    return Markup(macros.scatter(drawn, axes, x_ticks, percent_ticks(ticks), families, SCATTER_SIZE, title, x_title))
 
 
 def scatter_axes(points: Sequence[Point]) -> tuple[Axes, list[float]]:
@@ -69,16 +63,8 @@ def scatter_axes(points: Sequence[Point]) -> tuple[Axes, list[float]]:
     powers = [math.log10(point.x) for point in points]
     margin = max(0.12 * (max(powers) - min(powers)), 0.15)
     x = (10 ** (min(powers) - margin), 10 ** (max(powers) + margin))
-    return Axes(box=SCATTER_BOX, x=x, y=(ticks[0], ticks[-1]), log_x=True), ticks
-
-
-def _family_legend(points: Sequence[Point]) -> Iterator[str]:
-    x = SCATTER_BOX[0]
-    for family, color in FAMILY_COLORS.items():
-        if any(point.family == family for point in points):
-            yield svg_path(f"line {color}", _marker_path(family, x + MARKER_RADIUS, 16))
-            yield svg_text(x + 2 * MARKER_RADIUS + 7, 20, family)
-            x += 2 * MARKER_RADIUS + 22 + LETTER_WIDTH * len(family)
+    left, top, right, bottom = SCATTER_BOX
+    return Axes(left=left, top=top, right=right, bottom=bottom, x=x, y=(ticks[0], ticks[-1]), log_x=True), ticks
 
 
 def _marker_path(family: ModelFamily, x: Number, y: Number) -> str:
@@ -98,26 +84,21 @@ def _interval_ends(point: Point, axes: Axes) -> tuple[float, float]:
     return low, high
 
 
-def _error_bar(point: Point, axes: Axes) -> str:
-    (low, high), x = _interval_ends(point, axes), axes.to_x(point.x)
-    d = f"M{x:.1f} {low:.1f}V{high:.1f}M{x - 3:.1f} {high:.1f}h6M{x - 3:.1f} {low:.1f}h6"
-    return svg_path(f"raw {FAMILY_COLORS[point.family]}", d)
-
-
-def _point_marker(point: Point, axes: Axes) -> str:
-    low, high = point.interval
-    tooltip = f"{visible(point.label)}: {point.y:.2%} ({low:.1%}–{high:.1%}) at {format_number(point.x)}"
-    d = _marker_path(point.family, axes.to_x(point.x), axes.to_y(point.y))
-    # Filled, so that the error bar does not cross the marker.
-    return svg_path(f"line {FAMILY_COLORS[point.family]}", d, tooltip=tooltip, css="fill:var(--card)")
-
-
-def _point_label(point: Point, at: tuple[float, float], axes: Axes) -> str:
-    (x, y), marker = at, (axes.to_x(point.x), axes.to_y(point.y))
+def _draw_point(point: Point, label: tuple[float, float], axes: Axes) -> dict[str, object]:
+    x, y = axes.to_x(point.x), axes.to_y(point.y)
+    low, high = _interval_ends(point, axes)
     max_distance = len(point.text) * LETTER_WIDTH / 2 + 4 * MARKER_RADIUS
-    is_far = abs(y - marker[1]) > 2.2 * LINE_HEIGHT or abs(x - marker[0]) > max_distance
-    leader = svg_path("grid", f"M{marker[0]:.1f} {marker[1]:.1f}L{x:.1f} {y:.1f}") if is_far else ""
-    return leader + svg_text(x, y + 4, point.text, anchor="middle")
+    is_far = abs(label[1] - y) > 2.2 * LINE_HEIGHT or abs(label[0] - x) > max_distance
+    interval = f"({point.interval[0]:.1%}–{point.interval[1]:.1%})"
+    return {
+        "color": FAMILY_COLORS[point.family],
+        "marker": _marker_path(point.family, x, y),
+        "error_bar": f"M{x:.1f} {low:.1f}V{high:.1f}M{x - 3:.1f} {high:.1f}h6M{x - 3:.1f} {low:.1f}h6",
+        "tooltip": f"{visible(point.label)}: {point.y:.2%} {interval} at {format_number(point.x)}",
+        "text": point.text,
+        "label": label,
+        "leader": f"M{x:.1f} {y:.1f}L{label[0]:.1f} {label[1]:.1f}" if is_far else "",
+    }
 
 
 def place_labels(points: Sequence[Point], axes: Axes) -> list[tuple[float, float]]:

@@ -1,15 +1,17 @@
 """Settings of the server, and the parser for the arguments of `vitkit serve`."""
 
 import ipaddress
+import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Literal, cast, get_args
 
-from vitkit.core.config import apply_overrides
+from vitkit.core.config import apply_settings, parse_assignments
 from vitkit.core.errors import ConfigError, check_not_negative, check_positive, did_you_mean
 from vitkit.core.formatting import LogFormat
+from vitkit.typing import Settings
 
 Precision = Literal["fp32", "bf16", "int8"]
 MODEL_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*")
@@ -54,7 +56,7 @@ class EngineConfig:
     """Settings of the inference engine."""
 
     threads: int = 0
-    """CPU threads; 0 means one per core."""
+    """CPU threads; 0 means one per usable core."""
     decoders: int = 0
     """Requests whose images are decoded at the same time, which takes memory; 0 chooses by the number of threads."""
     device: str = "auto"
@@ -111,34 +113,51 @@ class ServerOptions:
 SECTIONS: dict[str, type[LimitsConfig] | type[EngineConfig]] = {"limits": LimitsConfig, "engine": EngineConfig}
 
 
-def parse_arguments(
-    arguments: Sequence[str], *, precisions: Sequence[Precision] = ("fp32",)
-) -> tuple[ServeConfig, tuple[ModelConfig, ...]]:
-    """Parse settings (`section.key=value`) and models (`[NAME=]RUN`).
+class TokenError(ConfigError):
+    """A token that is missing or invalid."""
 
-    With several precisions, the first keeps the model's name and the others are appended to it.
 
-    >>> config, models = parse_arguments(["limits.batch=4", "pets=runs/a"], precisions=("fp32", "int8"))
-    >>> config.limits.batch, [model.name for model in models]
-    (4, ['pets', 'pets-int8'])
+def parse_arguments(arguments: Sequence[str]) -> tuple[dict[str, str], dict[str, object]]:
+    """Return the models (`[NAME=]RUN`) by name and the settings (`section.key=value`) of a command line.
+
+    >>> parse_arguments(["pets=runs/a", "runs/photos"])
+    ({'pets': 'runs/a', 'photos': 'runs/photos'}, {})
     """
-    overrides, models = [], []
+    overrides, models = [], dict[str, str]()
     for argument in arguments:
         key, equals, value = argument.partition("=")
         if equals and key.partition(".")[0] in (*SECTIONS, "hosts"):
-            overrides.append(f"hosts={_quote_list(value)}" if key == "hosts" and value[:1] != "[" else argument)
+            hosts = json.dumps([name.strip() for name in value.split(",") if name.strip()])
+            overrides.append(f"hosts={hosts}" if key == "hosts" and value[:1] != "[" else argument)
             continue
         has_name = equals and not Path(argument).exists()
-        name, source = (key, value) if has_name else (_default_name(argument), argument)
-        _check_model_name(name, source)
-        models += [
-            ModelConfig(name=f"{name}-{precision}" if number else name, source=source, precision=precision)
-            for number, precision in enumerate(precisions)
-        ]
-    names = [model.name for model in models]
-    if duplicates := sorted({name for name in names if names.count(name) > 1}):
-        raise ConfigError("duplicate model name", got=", ".join(duplicates), hint="choose another name: NAME=RUN")
-    return apply_overrides(ServeConfig(), overrides), tuple(models)
+        name, source = (key, value) if has_name else (default_name(argument), argument)
+        if name in models:
+            raise ConfigError("duplicate model name", got=name, hint="choose another name: NAME=RUN")
+        models[name] = source
+    return models, parse_assignments(overrides)
+
+
+def configure_server(
+    models: Mapping[str, str], settings: Settings, *, precisions: Sequence[Precision] = ("fp32",)
+) -> tuple[ServeConfig, tuple[ModelConfig, ...]]:
+    """Return the configuration of a server, and each model in each precision.
+
+    With several precisions, the first keeps the model's name and the others are appended to it.
+
+    >>> config, models = configure_server({"pets": "runs/a"}, {"limits.batch": 4}, precisions=("fp32", "int8"))
+    >>> config.limits.batch, [model.name for model in models]
+    (4, ['pets', 'pets-int8'])
+    """
+    configs: dict[str, ModelConfig] = {}
+    for model, source in models.items():
+        _check_model_name(model, source)
+        for number, precision in enumerate(precisions):
+            name = f"{model}-{precision}" if number else model
+            if name in configs or (number and name in models):
+                raise ConfigError("duplicate model name", got=name, hint="choose another name: NAME=RUN")
+            configs[name] = ModelConfig(name=name, source=source, precision=precision)
+    return apply_settings(ServeConfig(), settings), tuple(configs.values())
 
 
 def parse_precisions(text: str) -> tuple[Precision, ...]:
@@ -163,16 +182,11 @@ def _check_model_name(name: str, source: str) -> None:
         if hint := did_you_mean(name, settings):
             raise ConfigError(f"unknown setting {name}", hint=hint)
     if not MODEL_NAME.fullmatch(name):
-        raise ConfigError(
-            "invalid model name", expected="letters, digits, . _ -", got=name, hint="choose a name: NAME=RUN"
-        )
+        hint = "choose a name: NAME=RUN"
+        raise ConfigError("invalid model name", expected="letters, digits, . _ -", got=name, hint=hint)
 
 
-def _quote_list(value: str) -> str:
-    names = [f'"{name.strip()}"' for name in value.split(",") if name.strip()]
-    return f"[{', '.join(names)}]"
-
-
-def _default_name(source: str) -> str:
+def default_name(source: str) -> str:
+    """Return the name of a model that has none: that of its directory or file."""
     path = Path(source)
     return (path.name if path.is_dir() or not path.suffix else path.stem) or path.resolve().name or "model"

@@ -18,7 +18,7 @@ from vitkit.server import kserve
 from vitkit.server.ipc import JSON, HTTPError, Message, WorkerResponse, encode_json
 from vitkit.server.models import ServedModel
 
-SUPPORTED_FILES = "send an unmodified JPEG, PNG, WebP, GIF, BMP, TIFF or PPM file"
+SUPPORTED_FILES = "send an unmodified JPEG, PNG, WebP, AVIF, HEIC, GIF, BMP, TIFF or PPM file"
 SMALLER_IMAGE = "send a smaller image"
 
 
@@ -44,21 +44,32 @@ class Job:
         """Whether the request asks for attention maps, which take a forward pass of their own."""
         return bool(self.header["task"] == "attention")
 
+    def encode_response(self, response: WorkerResponse) -> tuple[Message, bytes]:
+        """Return the response to the request as a message."""
+        return {"id": self.id, "status": response.status, "headers": response.headers}, response.body
+
 
 # Before the model
 
 
 def prepare(job: Job, body: bytes, *, decode_limits: DecodeLimits, max_images: int) -> None:
     """Decode the images of a request. Raise an `HTTPError` if none can be processed."""
+    model = job.model
     if job.header["task"] == "infer":
-        _prepare_inference(job, body, decode_limits=decode_limits, max_images=max_images)
+        shape = (model.preprocessing.channels, *model.image_size)
+        spec = kserve.InputSpec(shape=shape, num_classes=len(model.labels), max_images=max_images)
+        job.inference = kserve.parse_request(body, json_size=job.header["json_size"], spec=spec)
+        if job.inference.pixels is not None:
+            job.images = torch.from_numpy(job.inference.pixels)
+        else:
+            job.images = concatenate([_preprocess(file, model, decode_limits) for file in job.inference.files or ()])
         return
     files: Sequence[str | bytes] = _parse_list(body, max_images=max_images) if job.header["is_list"] else [body]
     images, failures = [], list[tuple[int, str, str | None]]()  # exceptions would keep the decoded data alive
     for file in files:
         try:
             content = kserve.decode_base64(file) if isinstance(file, str) else file
-            images.append(_preprocess(content, job.model, decode_limits))
+            images.append(_preprocess(content, model, decode_limits))
             job.errors.append(None)
         except HTTPError as error:
             job.errors.append(error.message)
@@ -67,19 +78,6 @@ def prepare(job: Job, body: bytes, *, decode_limits: DecodeLimits, max_images: i
         status, message, hint = failures[0]
         raise HTTPError(status, message, hint=hint)
     job.images = concatenate(images)
-
-
-def _prepare_inference(job: Job, body: bytes, *, decode_limits: DecodeLimits, max_images: int) -> None:
-    model = job.model
-    spec = kserve.InputSpec(
-        shape=(model.preprocessing.channels, *model.image_size), num_classes=len(model.labels), max_images=max_images
-    )
-    job.inference = kserve.parse_request(body, json_size=job.header["json_size"], spec=spec)
-    if job.inference.pixels is not None:
-        job.images = torch.from_numpy(job.inference.pixels)
-    else:
-        job.images = concatenate([_preprocess(file, model, decode_limits) for file in job.inference.files or ()])
-    job.errors = [None] * len(job.images)
 
 
 def _parse_list(body: bytes, *, max_images: int) -> list[str]:
@@ -118,11 +116,18 @@ def build_response(job: Job, features: Float[Tensor, "B F"], logits: Float[Tenso
     if not all(np.isfinite(values.numpy()).all() for values in (logits, features)):
         raise HTTPError(422, "the model's output is not finite", hint="the pixels may be far out of range")
     if job.inference is not None:
-        return _build_inference_response(job, job.inference, features, logits)
+        outputs: dict[str, Any] = {"features": features.numpy()}
+        if labels := job.model.labels:
+            outputs |= {"logits": logits.numpy(), "probabilities": logits.softmax(dim=1).numpy()}
+            outputs["label"] = [labels[index] for index in logits.argmax(dim=1).tolist()]
+        return kserve.encode_response(job.inference, model=job.model.name, outputs=outputs)
     if job.header["task"] == "features":
         results: list[dict[str, Any]] = [{"features": row} for row in features.tolist()]
     else:
-        results = _rank_classes(job, features, logits)
+        top, nearest = job.header["top"], job.header["nearest"]
+        results = [{"predictions": _top_classes(job, row, "probability", top)} for row in logits.softmax(dim=1)]
+        for result, row in zip(results, job.model.class_similarity(features) if nearest else (), strict=False):
+            result["nearest"] = _top_classes(job, row, "similarity", nearest)
     if not job.header["is_list"]:
         return _json_response({"model": job.model.name, **results[0]})
     remaining = iter(results)
@@ -130,29 +135,8 @@ def build_response(job: Job, features: Float[Tensor, "B F"], logits: Float[Tenso
     return _json_response({"model": job.model.name, "results": entries})
 
 
-def _rank_classes(job: Job, features: Float[Tensor, "B F"], logits: Float[Tensor, "B Y"]) -> list[dict[str, Any]]:
-    top, nearest = job.header["top"], job.header["nearest"]
-    results = [{"predictions": _top_classes(job, row, "probability", top)} for row in logits.softmax(dim=1)]
-    if nearest:
-        for result, row in zip(results, job.model.class_similarity(features), strict=True):
-            result["nearest"] = _top_classes(job, row, "similarity", nearest)
-    return results
-
-
 def _top_classes(job: Job, values: Float[Tensor, "Y"], key: str, top: int) -> list[dict[str, Any]]:
     return [{"label": label, key: value} for label, value in job.model.predictor.top_predictions(values, top=top)]
-
-
-def _build_inference_response(
-    job: Job, request: kserve.InferenceRequest, features: Float[Tensor, "B F"], logits: Float[Tensor, "B Y"]
-) -> WorkerResponse:
-    labels = job.model.labels
-    outputs: dict[str, Any] = {"features": features.numpy()}
-    if labels:
-        outputs["logits"], outputs["probabilities"] = logits.numpy(), logits.softmax(dim=1).numpy()
-        outputs["label"] = [labels[index] for index in logits.argmax(dim=1).tolist()]
-    body, headers = kserve.encode_response(request, model=job.model.name, outputs=outputs)
-    return WorkerResponse(200, headers, body)
 
 
 def process_attention(job: Job) -> WorkerResponse:
@@ -162,16 +146,12 @@ def process_attention(job: Job) -> WorkerResponse:
     response: dict[str, Any] = {"model": model.name, "grid": list(model.model.config.grid)}  # type: ignore[union-attr]
     if header["layer"] is not None:
         layer, head = header["layer"], header["head"]
-        patches = model.compute_patch_attention(image, layer=layer, head=head)
-        return _json_response(
-            response | {"layer": layer, "head": "mean" if head is None else head, "patches": _round(patches)}
-        )
-    result = model.compute_attention(image)
-    layers, heads = result.maps.shape[:2]
-    probabilities = result.logits.softmax(dim=0)
-    predictions = _top_classes(job, probabilities, "probability", header["top"]) if model.labels else []
-    response |= {"layers": layers, "heads": heads, "predictions": predictions}
-    return _json_response(response | {"rollout": _round(result.rollout), "maps": _round(result.maps)})
+        patches = _round(model.compute_patch_attention(image, layer=layer, head=head))
+        return _json_response(response | {"layer": layer, "head": "mean" if head is None else head, "patches": patches})
+    rollout, maps, logits = model.compute_attention(image)
+    predictions = _top_classes(job, logits.softmax(dim=0), "probability", header["top"]) if model.labels else []
+    response |= {"layers": len(maps), "heads": maps.shape[1], "predictions": predictions}
+    return _json_response(response | {"rollout": _round(rollout), "maps": _round(maps)})
 
 
 def _round(values: Tensor) -> Any:

@@ -29,18 +29,10 @@ class HTTPError(Exception):
         super().__init__(message)
         self.status, self.message, self.hint, self.headers = status, message, hint, dict(headers or {})
 
-    def body(self) -> bytes:
-        """Encode the error as JSON."""
-        return encode_json({"error": self.message} | ({"hint": self.hint} if self.hint else {}))
-
-    def raw_headers(self) -> list[tuple[bytes, bytes]]:
-        """Return the headers as ASGI takes them."""
-        headers = {"content-type": JSON} | self.headers
-        return [(name.encode(), value.encode()) for name, value in headers.items()]
-
     def to_response(self) -> "WorkerResponse":
-        """Return the error as a response of the worker."""
-        return WorkerResponse(self.status, {"content-type": JSON} | self.headers, self.body())
+        """Encode the error as JSON."""
+        content = {"error": self.message} | ({"hint": self.hint} if self.hint else {})
+        return WorkerResponse(self.status, {"content-type": JSON} | self.headers, encode_json(content))
 
 
 def not_found() -> HTTPError:
@@ -55,11 +47,16 @@ def encode_json(value: object) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class WorkerResponse:
-    """A response of the worker, passed to the client as it is."""
+    """A response of the worker, passed to the client as it is, or an encoded error."""
 
     status: int
     headers: dict[str, str]
     body: bytes
+
+    def raw_headers(self) -> list[tuple[bytes, bytes]]:
+        """Return the headers as ASGI takes them, with the length of the body."""
+        headers = self.headers | {"content-length": str(len(self.body))}
+        return [(name.encode(), value.encode()) for name, value in headers.items()]
 
 
 def encode_frame(header: Message, body_size: int = 0) -> bytes:

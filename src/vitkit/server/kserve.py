@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from vitkit.server.ipc import JSON, JSON_SIZE_HEADER, HTTPError, encode_json
+from vitkit.server.ipc import JSON, JSON_SIZE_HEADER, HTTPError, WorkerResponse, encode_json
 
 OUTPUTS = ("logits", "probabilities", "label", "features")
 
@@ -173,14 +173,13 @@ def _parse_outputs(request: dict[str, Any], spec: InputSpec) -> dict[str, bool]:
 
 def encode_response(
     request: InferenceRequest, *, model: str, outputs: dict[str, NDArray[np.float32] | list[str]]
-) -> tuple[bytes, dict[str, str]]:
-    """Return the body and headers of a response with the requested outputs."""
+) -> WorkerResponse:
+    """Return a response with the requested outputs."""
     tensors, binary_data = [], []
     for name, is_binary in request.outputs.items():
         value = outputs[name]
-        shape = [len(value)] if isinstance(value, list) else list(value.shape)
         datatype = "BYTES" if isinstance(value, list) else "FP32"
-        tensor: dict[str, Any] = {"name": name, "datatype": datatype, "shape": shape}
+        tensor: dict[str, Any] = {"name": name, "datatype": datatype, "shape": list(np.shape(value))}
         if is_binary:
             content = _encode_binary(value)
             binary_data.append(content)
@@ -188,14 +187,12 @@ def encode_response(
         else:
             tensor["data"] = value if isinstance(value, list) else value.reshape(-1).tolist()
         tensors.append(tensor)
-    header: dict[str, Any] = {"model_name": model, "model_version": "1"}
-    if request.id is not None:
-        header["id"] = request.id
-    text = encode_json(header | {"outputs": tensors})
+    identity = {} if request.id is None else {"id": request.id}
+    text = encode_json({"model_name": model, "model_version": "1", **identity, "outputs": tensors})
     if not binary_data:
-        return text, {"content-type": JSON}
+        return WorkerResponse(200, {"content-type": JSON}, text)
     headers = {"content-type": "application/octet-stream", JSON_SIZE_HEADER.lower(): str(len(text))}
-    return b"".join([text, *binary_data]), headers
+    return WorkerResponse(200, headers, b"".join([text, *binary_data]))
 
 
 def _encode_binary(value: NDArray[np.float32] | list[str]) -> bytes:

@@ -13,23 +13,18 @@ from typing import Any
 
 from vitkit.server.config import LOOPBACK_NAMES, ServerOptions, is_loopback
 from vitkit.server.ipc import HTTPError, not_found
-from vitkit.server.metrics import Metrics
-from vitkit.server.queue import BodyReader, QueueFull, Receive, RequestQueue
+from vitkit.server.queue import QueueFull, Receive, RequestQueue
 
 Scope = MutableMapping[str, Any]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
-CONTENT_SECURITY_POLICY = [
-    b"default-src 'self'",
-    b"img-src 'self' blob: data:",
-    b"object-src 'none'",
-    b"base-uri 'none'",
-    b"form-action 'none'",
-    b"frame-ancestors 'none'",
-]
+CONTENT_SECURITY_POLICY = (
+    b"default-src 'self'; img-src 'self' blob: data:; object-src 'none'; base-uri 'none'; form-action 'none'; "
+    b"frame-ancestors 'none'"
+)
 SECURITY_HEADERS = [
-    (b"content-security-policy", b"; ".join(CONTENT_SECURITY_POLICY)),
+    (b"content-security-policy", CONTENT_SECURITY_POLICY),
     (b"x-content-type-options", b"nosniff"),
     (b"referrer-policy", b"no-referrer"),
     (b"cross-origin-resource-policy", b"same-origin"),
@@ -46,6 +41,9 @@ ROUTES = frozenset(
 ROUTE_PATTERNS = [(re.compile(re.sub(r"{\w+}", "[^/]+", route)), route) for route in ROUTES if "{" in route]
 QUEUED_ROUTES = frozenset({"/v1/predict", "/v1/features", "/v1/attention", INFERENCE_ROUTE})
 PUBLIC_ROUTES = frozenset({"/", "/docs", "/web/{file}", "/v2/health/live", "/v2/health/ready"})
+
+UNIQUE_HEADERS = {b"host": "Host", b"authorization": "Authorization"}
+"""Headers that decide about access: a proxy and this server might each read another one of two."""
 
 access_log = logging.getLogger("vitkit.server.access")
 
@@ -80,10 +78,8 @@ class AllowedHosts:
 class RequestFilter:
     """ASGI middleware: checks the headers, adds security headers, counts and logs the response."""
 
-    def __init__(
-        self, app: App, options: ServerOptions, *, queue: RequestQueue, bodies: BodyReader, metrics: Metrics
-    ) -> None:
-        self.app, self.queue, self.bodies, self.metrics = app, queue, bodies, metrics
+    def __init__(self, app: App, options: ServerOptions, *, queue: RequestQueue) -> None:
+        self.app, self.queue, self.metrics = app, queue, queue.metrics
         self.hosts, self.access_log = AllowedHosts(options.host, options.config.hosts), options.access_log
         self.token = None if options.token is None else options.token.encode()
 
@@ -109,7 +105,10 @@ class RequestFilter:
         try:
             self.check(scope, route)
         except HTTPError as error:
-            await send_error(send_with_headers, error)
+            response = error.to_response()
+            start_message = {"type": "http.response.start", "status": error.status, "headers": response.raw_headers()}
+            await send_with_headers(start_message)
+            await send({"type": "http.response.body", "body": response.body})
         else:
             # HEAD is GET for the routes; the connection omits the body.
             forwarded = {**scope, "method": "GET"} if scope["method"] == "HEAD" else scope
@@ -127,11 +126,10 @@ class RequestFilter:
         route = match_route(scope["path"])
         try:
             self.check(scope, route)
-        except QueueFull as error:
-            self.record(scope, route, error.status, seconds=0.0)
-            return error
-        except HTTPError:
-            pass
+        except HTTPError as error:
+            if isinstance(error, QueueFull):
+                self.record(scope, route, error.status, seconds=0.0)
+                return error
         return None
 
     def record(self, scope: Scope, route: str, status: int, *, seconds: float) -> None:
@@ -147,14 +145,18 @@ class RequestFilter:
         """Raise an `HTTPError` for a request that can be rejected by its headers."""
         headers: dict[bytes, bytes] = {}
         for name, value in scope["headers"]:
-            if name == b"host" and name in headers:
-                raise HTTPError(400, "the request has two Host headers")
+            if name in UNIQUE_HEADERS and name in headers:
+                raise HTTPError(400, f"the request has two {UNIQUE_HEADERS[name]} headers")
             headers[name] = value
         host = headers.get(b"host")
         if host is None or not self.hosts.matches(host):
             raise HTTPError(400, "the Host header is not a name of this server", hint="allow the name with hosts=NAME")
         if self.token is not None and route not in PUBLIC_ROUTES:
-            self.check_token(headers.get(b"authorization", b""))
+            scheme, _, token = headers.get(b"authorization", b"").partition(b" ")
+            if scheme.lower() != b"bearer" or not hmac.compare_digest(token.strip(), self.token):  # in constant time
+                hint = "send Authorization: Bearer TOKEN"
+                challenge = {"www-authenticate": "Bearer"}
+                raise HTTPError(401, "the token is missing or wrong", hint=hint, headers=challenge)
         if route == "other":
             raise not_found()
         if scope["method"] != "POST":
@@ -164,21 +166,6 @@ class RequestFilter:
         if headers.get(b"content-encoding", b"identity").lower() != b"identity":
             raise HTTPError(415, "the body has a Content-Encoding", hint="send it without compression")
         length = int(headers.get(b"content-length", 0))
-        self.bodies.check_size(length, buffered=self.bodies.buffered + length)
+        self.queue.check_body(length, buffered=self.queue.buffered + length)
         if route in QUEUED_ROUTES and not self.queue.has_room():
             raise QueueFull(self.queue.retry_after())
-
-    def check_token(self, header: bytes) -> None:
-        """Raise 401 unless the Authorization header has the token; compares in constant time."""
-        scheme, _, token = header.partition(b" ")
-        if scheme.lower() != b"bearer" or not hmac.compare_digest(token.strip(), self.token or b""):
-            hint, headers = "send Authorization: Bearer TOKEN", {"www-authenticate": "Bearer"}
-            raise HTTPError(401, "the token is missing or wrong", hint=hint, headers=headers)
-
-
-async def send_error(send: Send, error: HTTPError) -> None:
-    """Send an error response."""
-    body = error.body()
-    headers = [*error.raw_headers(), (b"content-length", b"%d" % len(body))]
-    await send({"type": "http.response.start", "status": error.status, "headers": headers})
-    await send({"type": "http.response.body", "body": body})

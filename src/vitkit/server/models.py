@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -13,12 +12,11 @@ from torch.nn import functional
 from vitkit.core.errors import DataError
 from vitkit.core.shapes import Float, Tensor
 from vitkit.core.sizes import pair
-from vitkit.data.decode import decode
+from vitkit.data.dataset import Subset
 from vitkit.data.preprocessing import Preprocessing
-from vitkit.data.verify import read_image
-from vitkit.inference.agreement import Agreement, measure_agreement
-from vitkit.inference.batch import open_images
+from vitkit.inference.agreement import Agreement, measure_agreement, sample_images
 from vitkit.inference.engine import CPU, WARMUP_BATCHES, ThreadedEngine, resolve_device
+from vitkit.inference.image_inputs import open_images
 from vitkit.inference.predictor import Predictor
 from vitkit.inspection.attention import head_maps, rollout
 from vitkit.model.encoder import Capture
@@ -28,15 +26,6 @@ from vitkit.server.config import EngineConfig, ModelConfig
 from vitkit.zoo.registry import Model
 
 CALIBRATION_IMAGES = 64
-
-
-@dataclass(frozen=True, kw_only=True)
-class AttentionResult:
-    """Attention of one image: the rollout, and the map of each head of each layer."""
-
-    rollout: Float[Tensor, "rows columns"]
-    maps: Float[Tensor, "layers A rows columns"]
-    logits: Float[Tensor, "Y"]
 
 
 class ServedModel:
@@ -83,54 +72,41 @@ class ServedModel:
         """Return the cosine similarity between features and the head's weights of each class."""
         return functional.normalize(features, dim=1) @ self.class_directions.T
 
-    def compute_attention(self, image: Float[Tensor, "1 C H W"]) -> AttentionResult:
-        """Compute the attention rollout and all head maps of one image."""
-        vit = self.model
+    @torch.inference_mode()
+    def compute_attention(
+        self, image: Float[Tensor, "1 C H W"]
+    ) -> tuple[Float[Tensor, "rows columns"], Float[Tensor, "layers A rows columns"], Float[Tensor, "Y"]]:
+        """Compute the attention rollout of one image, the map of each head of each layer, and the logits."""
+        vit, pixels = self.model, image.to(self.predictor.device)
         assert isinstance(vit, ViT)
-        with torch.inference_mode():
-            logits = self.run(image)[1][0]
-            image = image.to(self.predictor.device)
-            return AttentionResult(
-                rollout=rollout(vit, image)[0].cpu(),
-                maps=head_maps(vit, image, layers=range(len(vit.blocks)))[0].cpu(),
-                logits=logits,
-            )
+        maps = head_maps(vit, pixels, layers=range(len(vit.blocks)))
+        return rollout(vit, pixels)[0].cpu(), maps[0].cpu(), self.run(image)[1][0]
 
+    @torch.inference_mode()
     def compute_patch_attention(
         self, image: Float[Tensor, "1 C H W"], *, layer: int, head: int | None
     ) -> Float[Tensor, "N N"]:
         """Compute the attention from patch to patch in one layer, of one head or the mean of all heads."""
         vit = self.model
         assert isinstance(vit, ViT)
-        with torch.inference_mode():
-            tokens = vit.embed(image.to(self.predictor.device))
-            attention = vit.encode(tokens, capture=Capture(attention=[layer])).attention[layer][0].cpu()
-            weights = attention.mean(dim=0) if head is None else attention[head]
-            return weights[vit.config.prefix :, vit.config.prefix :]
+        tokens = vit.embed(image.to(self.predictor.device))
+        attention = vit.encode(tokens, capture=Capture(attention=[layer])).attention[layer][0].cpu()
+        weights = attention.mean(dim=0) if head is None else attention[head]
+        return weights[vit.config.prefix :, vit.config.prefix :]
 
     def description(self) -> dict[str, Any]:
         """Return the response of /v1/models/NAME."""
-        vit, config = self.model if isinstance(self.model, ViT) else None, self.model.config
-        return {
-            "name": self.name,
-            "model": self.model.name,
-            "precision": self.precision,
-            "engine": self.predictor.engine.name,
-            "classes": len(self.labels),
-            "image_size": list(self.image_size),
-            "channels": self.preprocessing.channels,
-            "features": config.num_features,
-            "layers": len(vit.blocks) if vit else 0,
-            "heads": vit.config.heads if vit else 0,
-            "grid": list(vit.config.grid) if vit else [0, 0],
-            "parameters": sum(parameter.numel() for parameter in self.model.parameters()),
-            "attention": vit is not None,
-            "agreement": None if self.agreement is None else self.agreement.to_json(),
-            "agreed": None if self.agreement is None else str(self.agreement),
-            "remark": self.predictor.fallback_reason,
-            "labels": list(self.labels),
-            "preprocessing": self.preprocessing.to_hub(),
-        }
+        model, preprocessing, agreement = self.model, self.preprocessing, self.agreement
+        vit = model if isinstance(model, ViT) else None
+        sizes = (len(vit.blocks), vit.config.heads, list(vit.config.grid)) if vit else (0, 0, [0, 0])
+        facts: dict[str, Any] = {"name": self.name, "model": model.name, "precision": self.precision}
+        facts |= {"engine": self.predictor.engine.name, "remark": self.predictor.fallback_reason}
+        facts |= {"classes": len(self.labels), "image_size": list(self.image_size), "channels": preprocessing.channels}
+        facts |= {"features": model.config.num_features, "attention": vit is not None}
+        facts |= zip(("layers", "heads", "grid"), sizes, strict=True)
+        facts |= {"parameters": sum(parameter.numel() for parameter in model.parameters())}
+        facts |= {"agreement": agreement and agreement.to_json(), "agreed": agreement and str(agreement)}
+        return facts | {"labels": list(self.labels), "preprocessing": preprocessing.to_hub()}
 
 
 def load_models(
@@ -153,16 +129,11 @@ def load_models(
 def load_calibration(source: str, preprocessing: Preprocessing, *, batch: int) -> list[Float[Tensor, "_ C H W"]]:
     """Load up to 64 images, evenly spaced over a dataset, in batches."""
     dataset = open_images([source])
-    images = []
-    for index in range(0, len(dataset), max(1, len(dataset) // CALIBRATION_IMAGES))[:CALIBRATION_IMAGES]:
-        try:
-            image = decode(read_image(dataset, index), channels=preprocessing.channels)
-        except DataError:
-            continue
-        images.append(preprocessing.normalize(torch.from_numpy(preprocessing.to_pixels(image))[None]))
-    if not images:
+    indices = range(0, len(dataset), max(1, len(dataset) // CALIBRATION_IMAGES))[:CALIBRATION_IMAGES]
+    batches = list(sample_images(Subset(dataset, indices), preprocessing, batch_size=batch))
+    if not batches:
         raise DataError(f"{source}: no readable image for calibration")
-    return list(torch.cat(images).split(batch))
+    return batches
 
 
 def warm_up(model: ServedModel, *, batch: int, clock: Callable[[], float] = time.monotonic) -> None:

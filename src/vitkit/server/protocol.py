@@ -35,9 +35,8 @@ def check_uvicorn(version: str = uvicorn.__version__) -> None:
     """Raise an error if uvicorn lacks the private method that `Connection` overrides."""
     major, minor = (int(part) for part in version.split(".")[:2])
     if (major, minor) < MIN_UVICORN or not hasattr(HttpToolsProtocol, "_start_asgi_task"):
-        raise ConfigError(
-            "uvicorn is too old", expected="0.45 or newer", got=version, hint="pip install --upgrade 'vitkit[serve]'"
-        )
+        hint = "pip install --upgrade 'vitkit[serve]'"
+        raise ConfigError("uvicorn is too old", expected="0.45 or newer", got=version, hint=hint)
 
 
 check_uvicorn()
@@ -45,10 +44,9 @@ check_uvicorn()
 
 def encode_error(error: HTTPError, *headers: tuple[bytes, bytes]) -> bytes:
     """Encode an error that the connection itself sends."""
-    body = error.body()
-    lines = [b"%b: %b\r\n" % header for header in (*headers, *error.raw_headers())]
-    lines.append(b"content-length: %d\r\n\r\n" % len(body))
-    return b"".join((STATUS_LINE[error.status], COMMON_HEADERS, *lines, body))
+    response = error.to_response()
+    lines = [b"%b: %b\r\n" % header for header in (*headers, *response.raw_headers())]
+    return b"".join((STATUS_LINE[error.status], COMMON_HEADERS, *lines, b"\r\n", response.body))
 
 
 class TooManyPipelinedError(Exception):
@@ -79,22 +77,13 @@ class Connection(HttpToolsProtocol):
     may_reject_early = False
     """Whether the headers being parsed are the first of the received data."""
     running: RequestResponseCycle | None = None
-
-    @property
-    def had_request(self) -> bool:
-        """Whether the headers of a request have been received; uvicorn has no cycle before."""
-        return bool(self.cycle)
+    """The request that is being answered, or the last one; uvicorn's `cycle` may be a later one in the pipeline."""
 
     @property
     def is_response_due(self) -> bool:
         """Whether an earlier request is not answered: until then the next one waits for the server."""
         running = self.running
         return running is not None and not running.response_complete and (self.in_headers or running is not self.cycle)
-
-    @property
-    def is_idle(self) -> bool:
-        """Whether the connection waits for its client and is not being closed."""
-        return self.waiting_since is not None and not self.is_response_due and not self.transport.is_closing()
 
     # Connection events
 
@@ -105,7 +94,8 @@ class Connection(HttpToolsProtocol):
         if len(self.connections) <= self.limits.connections:
             return
         others = [cast("Connection", each) for each in self.connections if each is not self]
-        idle = [each for each in others if each.is_idle]
+        waiting = [each for each in others if each.waiting_since is not None and not each.is_response_due]
+        idle = [each for each in waiting if not each.transport.is_closing()]
         if not idle:
             self.send_and_close(HTTPError(503, "too many connections", headers={"retry-after": "1"}))
         # Several at once, so that a flood of connections is not searched again for each of them.
@@ -227,7 +217,7 @@ class Connection(HttpToolsProtocol):
 
     def shutdown(self) -> None:
         """Make the present request the last one: the server drains."""
-        if self.had_request and not self.cycle.response_complete and not self.is_receiving:
+        if self.running is not None and not self.cycle.response_complete and not self.is_receiving:
             self.cycle.keep_alive = False
 
     def send_400_response(self, msg: str) -> None:
@@ -239,8 +229,8 @@ class Connection(HttpToolsProtocol):
         if self.transport.is_closing():
             return
         is_earlier = self.in_headers or not self.is_receiving
-        is_due = self.had_request and not self.cycle.response_complete and (is_earlier or self.cycle.response_started)
-        if not is_due and not self.pipeline:
+        is_due = self.running is not None and not self.cycle.response_complete
+        if not (is_due and (is_earlier or self.cycle.response_started)) and not self.pipeline:
             self.transport.write(encode_error(error, (b"connection", b"close")))
         self.transport.close()
 
@@ -258,22 +248,19 @@ class Connection(HttpToolsProtocol):
         elif self.waiting_since is None or self.is_response_due:
             return
         elif self.is_receiving:
-            if now - self.waiting_since > limits.receive:
-                self.close_unfinished_request()
+            if now - self.waiting_since <= limits.receive:
+                return
+            if self.running is not None and self.cycle.response_complete and not self.in_headers:
+                self.transport.abort()  # it was answered, and still sends
+            else:
+                self.send_and_close(HTTPError(408, f"the request was not received within {limits.receive:g} s"))
         else:
             has_unread = self.transport.get_write_buffer_size() > 0
-            timeout = limits.keep_alive if self.had_request and not has_unread else limits.receive
+            timeout = limits.keep_alive if self.running is not None and not has_unread else limits.receive
             if self.is_draining and not has_unread:
                 timeout = min(DRAIN_GRACE, timeout)
             if now - self.waiting_since > timeout:
                 self.transport.abort() if has_unread else self.transport.close()
-
-    def close_unfinished_request(self) -> None:
-        """Reject a request that was not received in time."""
-        if self.had_request and self.cycle.response_complete and not self.in_headers:
-            self.transport.abort()  # it was answered, and still sends
-        else:
-            self.send_and_close(HTTPError(408, f"the request was not received within {self.limits.receive:g} s"))
 
 
 def connection_class(

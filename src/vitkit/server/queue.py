@@ -35,12 +35,10 @@ class QueueFull(HTTPError):  # noqa: N818  named like asyncio.QueueFull
 class PendingRequest:
     """A request that was accepted and has no response yet."""
 
-    request_id: int
     header: Message
     body: Body
     images: int
     arrived: float
-    deadline: float
     response: asyncio.Future[WorkerResponse]
     is_disconnected: Callable[[], bool]
     was_retried: bool = False
@@ -59,12 +57,43 @@ class RequestQueue:
         self.predictions: deque[PendingRequest] = deque()
         self.attention: deque[PendingRequest] = deque()
         self.in_flight: dict[int, PendingRequest] = {}
-        self.size = 0
-        self.images_in_flight = 0
+        self.size = self.images_in_flight = self.buffered = 0
         self.min_in_flight = self.max_in_flight = 2 * limits.batch
         self.seconds_per_image = 0.05
         self.send: Callable[[Message, Body], None] | None = None
         self._last_id = 0
+        metrics.buffered.set_function(lambda: self.buffered)
+
+    # Bodies
+
+    def check_body(self, size: int, *, buffered: int) -> None:
+        """Raise 413 for a body that is too large, and 429 if there is no memory for all of them."""
+        if size > self.limits.bytes:
+            message = f"the body is too large: expected at most {self.limits.bytes:,} bytes, got {size:,}"
+            raise HTTPError(413, message)
+        if buffered > self.limits.buffer:
+            raise QueueFull(self.retry_after(), "too many bytes are being received")
+
+    async def read_body(self, receive: Receive) -> bytearray:
+        """Read a whole body. The caller passes its size to `release_body` when it is no longer needed."""
+        body = bytearray()  # grows in place: joining chunks would hold the body twice
+        try:
+            while True:
+                message = await receive()
+                if message["type"] != "http.request":
+                    raise HTTPError(408, "the client has disconnected")
+                body += message["body"]
+                self.buffered += len(message["body"])
+                self.check_body(len(body), buffered=self.buffered)
+                if not message.get("more_body", False):
+                    return body
+        except BaseException:
+            self.release_body(len(body))
+            raise
+
+    def release_body(self, size: int) -> None:
+        """Note that a body is no longer in memory."""
+        self.buffered -= size
 
     # Admission
 
@@ -84,39 +113,22 @@ class RequestQueue:
     async def process(
         self, header: Message, body: Body, *, images: int, is_disconnected: Callable[[], bool]
     ) -> WorkerResponse:
-        """Queue one request and wait for its response."""
+        """Queue one request and wait for its response. Raise `QueueFull` if there is no room."""
+        if not self.has_room(images):
+            raise QueueFull(self.retry_after())
         self._last_id += 1
-        now = self.clock()
-        request = PendingRequest(
-            request_id=self._last_id,
-            header=header | {"id": self._last_id, "images": images},
-            body=body,
-            images=images,
-            arrived=now,
-            deadline=now + self.limits.deadline,
-            response=asyncio.get_running_loop().create_future(),
-            is_disconnected=is_disconnected,
-        )
-        self.submit(request)
+        header = header | {"id": self._last_id, "images": images}
+        response = asyncio.get_running_loop().create_future()
+        request = PendingRequest(header, body, images, self.clock(), response, is_disconnected)
+        self._waiting_queue(request).append(request)
+        self._resize(images)
         self.dispatch()
         return await request.response
-
-    def submit(self, request: PendingRequest) -> None:
-        """Add a request, or raise `QueueFull` with the number of seconds after which to retry."""
-        if not self.has_room(request.images):
-            raise QueueFull(self.retry_after())
-        self._waiting_queue(request).append(request)
-        self._resize(request.images)
 
     # Dispatch
 
     def attach_worker(
-        self,
-        send: Callable[[Message, Body], None],
-        *,
-        min_in_flight: int,
-        max_in_flight: int,
-        seconds_per_image: float,
+        self, send: Callable[[Message, Body], None], *, min_in_flight: int, max_in_flight: int, seconds_per_image: float
     ) -> None:
         """Dispatch to a worker that is ready, given how many images keep it busy and how many it can use at most."""
         self.send, self.min_in_flight, self.max_in_flight = send, min_in_flight, max_in_flight
@@ -124,28 +136,24 @@ class RequestQueue:
         self.dispatch()
 
     def dispatch(self) -> None:
-        """Send requests to the worker until it has enough."""
-        while self.send is not None and (request := self.take()) is not None:
-            self.in_flight[request.request_id] = request
+        """Send requests to the worker until it has enough.
+
+        Requests whose client has disconnected or whose deadline has passed are dropped.
+        """
+        while self.send is not None and (queue := self._next_queue()):
+            request = queue.popleft()
+            if self._is_expired(request):
+                self._fail(request, worker_is_alive=True)
+            if request.response.done() or request.is_disconnected():
+                self._release(request)
+                continue
+            self.in_flight[request.header["id"]] = request
             self.images_in_flight += request.images
             self.metrics.queue_seconds.observe(self.clock() - request.arrived)
             self.send(request.header, request.body)
 
-    def take(self) -> PendingRequest | None:
-        """Remove and return the next request, or None if the worker has enough.
-
-        Requests whose client has disconnected or whose deadline has passed are dropped.
-        """
-        while queue := self._next_queue():
-            request = queue.popleft()
-            if request.deadline < self.clock():
-                self._fail(request, worker_is_alive=True)
-            if not request.response.done() and not request.is_disconnected():
-                return request
-            self._release(request)
-        return None
-
     def _next_queue(self) -> deque[PendingRequest] | None:
+        """Return the queue whose first request is next, or None if the worker has enough."""
         is_overdue = self._attention_is_overdue()
         queue = self.attention if is_overdue else self.predictions or self.attention
         if not queue or not self.in_flight:
@@ -154,9 +162,8 @@ class RequestQueue:
             return None  # one of these was in flight when a worker died: alone, it can harm no other
         if is_overdue:
             return queue
-        if queue is self.attention:
-            return None
-        return queue if self.images_in_flight + queue[0].images <= self.max_in_flight else None
+        has_room = queue is self.predictions and self.images_in_flight + queue[0].images <= self.max_in_flight
+        return queue if has_room else None
 
     def _attention_is_overdue(self) -> bool:
         """Return whether an attention request has given way to predictions for half of its time."""
@@ -168,14 +175,12 @@ class RequestQueue:
 
     def complete(self, request_id: int, response: WorkerResponse) -> None:
         """Pass on the worker's response to a request, which may have been given up meanwhile."""
-        request = self.in_flight.pop(request_id, None)
-        if request is None:
-            return
-        self.images_in_flight -= request.images
-        self._release(request)
-        if not request.response.done():
-            request.response.set_result(response)
-        self.dispatch()
+        if (request := self.in_flight.pop(request_id, None)) is not None:
+            self.images_in_flight -= request.images
+            self._release(request)
+            if not request.response.done():
+                request.response.set_result(response)
+            self.dispatch()
 
     def record_completion(self, images: int, seconds: float) -> None:
         """Update the measured service rate (exponential moving average) and thereby the limit."""
@@ -202,16 +207,18 @@ class RequestQueue:
 
     def expire(self, *, worker_is_alive: bool) -> None:
         """Answer the requests whose deadline has passed."""
-        now = self.clock()
         pending = (*self.predictions, *self.attention, *self.in_flight.values())
-        expired = [request for request in pending if request.deadline < now]
+        expired = [request for request in pending if self._is_expired(request)]
         for request in expired:
             self._fail(request, worker_is_alive=worker_is_alive)
-            if request.request_id not in self.in_flight:
+            if request.header["id"] not in self.in_flight:
                 self._waiting_queue(request).remove(request)
                 self._release(request)
         if expired:
             self.dispatch()
+
+    def _is_expired(self, request: PendingRequest) -> bool:
+        return request.arrived + self.limits.deadline < self.clock()
 
     def _fail(self, request: PendingRequest, *, worker_is_alive: bool) -> None:
         if request.response.done():
@@ -234,40 +241,3 @@ class RequestQueue:
     def _resize(self, images: int) -> None:
         self.size += images
         self.metrics.queue_images.set(self.size)
-
-
-class BodyReader:
-    """Reader for request bodies that keeps account of the bytes held for all requests."""
-
-    def __init__(self, limits: LimitsConfig, *, retry_after: Callable[[], int]) -> None:
-        self.limits, self.retry_after = limits, retry_after
-        self.buffered = 0
-
-    def check_size(self, size: int, *, buffered: int) -> None:
-        """Raise 413 for a body that is too large, and 429 if there is no memory for all of them."""
-        if size > self.limits.bytes:
-            message = f"the body is too large: expected at most {self.limits.bytes:,} bytes, got {size:,}"
-            raise HTTPError(413, message)
-        if buffered > self.limits.buffer:
-            raise QueueFull(self.retry_after(), "too many bytes are being received")
-
-    async def read(self, receive: Receive) -> bytearray:
-        """Read a whole body. The caller passes its size to `release` when it is no longer needed."""
-        body = bytearray()  # grows in place: joining chunks would hold the body twice
-        try:
-            while True:
-                message = await receive()
-                if message["type"] != "http.request":
-                    raise HTTPError(408, "the client has disconnected")
-                body += message["body"]
-                self.buffered += len(message["body"])
-                self.check_size(len(body), buffered=self.buffered)
-                if not message.get("more_body", False):
-                    return body
-        except BaseException:
-            self.release(len(body))
-            raise
-
-    def release(self, size: int) -> None:
-        """Note that a body is no longer in memory."""
-        self.buffered -= size

@@ -3,20 +3,26 @@
 A name in a URL is looked up in the list of the directory, so that it cannot reach any other path.
 """
 
+import contextlib
 import json
+import logging
 import math
+import os
+import stat
 import threading
 import time
-import tomllib
 from collections import OrderedDict
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 from fastapi import APIRouter, Query, Response
 
+from vitkit.core.config import read_toml
+from vitkit.core.errors import ConfigError
 from vitkit.core.files import escape_surrogates, read_bytes
+from vitkit.core.lock import is_locked
 from vitkit.server.ipc import JSON, HTTPError, encode_json
 from vitkit.server.schemas import operation
 
@@ -28,24 +34,22 @@ _MAX_READ = 1 << 23
 _MAX_LINE = 1 << 16
 _MAX_FILE = 1 << 24
 _MAX_CACHED_LOGS = 64
-_STOPPED_AFTER = 120.0
-"""Seconds without a record after which an unfinished run counts as stopped, unless it logs less often."""
+_STATUS_FILES = ("config.toml", "metrics.jsonl", "summary.json")
+"""Files whose size and time of change decide whether a run is read again."""
+
+_DATA_FILE = "data.json"
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunProgress:
-    """Progress of a run. `steps` is None if unknown."""
+class RunStatus:
+    """Progress of a run, and when it was updated in seconds since 1970. `steps` is None if unknown."""
 
     name: str
     state: Literal["running", "done", "stopped"]
     step: int
     steps: int | None
-
-
-@dataclass(frozen=True, kw_only=True)
-class RunStatus(RunProgress):
-    """Progress of a run, and when it was updated in seconds since 1970."""
-
     updated: float
 
 
@@ -59,7 +63,7 @@ class RunList:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunRecords(RunProgress):
+class RunRecords(RunStatus):
     """Records of a run after a step: `more` records follow, `damaged` lines are unreadable."""
 
     records: list[dict[str, object]]
@@ -84,8 +88,7 @@ def create_router(path: Path | None) -> APIRouter:
 
     @router.get("/v1/runs/{name}", **operation("Get the log of a run", RunRecords, (400, 401, 404)))
     def get_run(
-        name: str,
-        after: Annotated[int, Query(ge=-1, le=2**53, description="Only records after this step.")] = -1,
+        name: str, after: Annotated[int, Query(ge=-1, le=2**53, description="Only records after this step.")] = -1
     ) -> Response:
         body = get_directory().encode_records(name, after=after)
         if body is None:
@@ -101,12 +104,16 @@ class RunsDirectory:
     def __init__(self, path: Path) -> None:
         self.path = path.resolve()
         self._logs: OrderedDict[Path, _Log] = OrderedDict()
+        self._statuses: dict[Path, _CachedStatus] = {}
         self._lock = threading.Lock()
 
     def list(self) -> RunList:
         """List all runs, the latest first."""
         now = time.time()
-        runs = [_describe(name, path, now=now) for name, path in self._find_runs().items()]
+        paths = self._find_runs()
+        runs = [self._status(name, path) for name, path in paths.items()]
+        for path in self._statuses.keys() - paths.values():
+            self._statuses.pop(path, None)
         runs.sort(key=lambda run: (-run.updated, run.name))
         return RunList(runs=runs[:MAX_RUNS], left_out=max(len(runs) - MAX_RUNS, 0), now=now)
 
@@ -124,28 +131,69 @@ class RunsDirectory:
             log.refresh(path / "metrics.jsonl")
             later = [line for step, line in log.records if step > after]
             lines, damaged, unread = later[:MAX_RECORDS], log.damaged, log.unread
-        progress = asdict(_describe(name, path, now=time.time()))
-        del progress["updated"]
-        more = len(later) - len(lines) + unread
-        header = progress | {"more": more, "damaged": damaged, "summary": _read_json(path / "summary.json") or None}
-        return b"".join((json.dumps(header).encode()[:-1], b', "records": [', b",".join(lines), b"]}"))
+        more, summary = len(later) - len(lines) + unread, _parse_json(_read(path / "summary.json")) or None
+        header = asdict(self._status(name, path)) | {"more": more, "damaged": damaged, "summary": summary}
+        return b"".join((encode_json(header)[:-1], b', "records": [', b",".join(lines), b"]}"))
+
+    def _status(self, name: str, path: Path) -> RunStatus:
+        """Describe a run; its files are parsed only if they have changed since the last call."""
+        versions = tuple(_version(f"{path}/{each}") for each in _STATUS_FILES)
+        cached = self._statuses.get(path)
+        if cached is None or not cached.is_current(path, versions):
+            cached = self._statuses[path] = _read_status(name, path, versions)
+        if versions[-1] is not None:
+            return replace(cached.status, state="done")
+        return replace(cached.status, state="running") if is_locked(path) else cached.status
 
     def _find_runs(self) -> Mapping[str, Path]:
         if _is_run(self.path):
             return {self.path.name: self.path}
-        try:
-            entries = sorted(self.path.iterdir())
-        except OSError:
-            return {}
-        inside = (entry for entry in entries if not entry.name.startswith(".") and self._contains(entry))
-        return {escape_surrogates(entry.name): entry for entry in inside if _is_run(entry)}
+        runs = {}
+        with contextlib.suppress(OSError), os.scandir(self.path) as entries:
+            for entry in sorted(entries, key=lambda entry: entry.name):
+                path = self.path / entry.name
+                with contextlib.suppress(OSError, RuntimeError):  # a symbolic link may lead elsewhere, or in a circle
+                    is_inside = not entry.is_symlink() or path.resolve().is_relative_to(self.path)
+                    if entry.name[0] != "." and is_inside and (path in self._statuses or _is_run(path)):
+                        runs[escape_surrogates(entry.name)] = path
+        return runs
 
-    def _contains(self, entry: Path) -> bool:
-        """Return whether an entry is in the directory; a symbolic link may lead elsewhere, or in a circle."""
-        try:
-            return entry.resolve().is_relative_to(self.path)
-        except (OSError, RuntimeError):
-            return False
+
+_Version = tuple[int, int] | None
+"""Time of change in nanoseconds and size of a file; None if it does not exist."""
+
+
+class _CachedStatus(NamedTuple):
+    """Status of a run, and the versions of the files that it was read from."""
+
+    status: RunStatus
+    versions: tuple[_Version, ...]
+    data_version: _Version
+
+    def is_current(self, path: Path, versions: tuple[_Version, ...]) -> bool:
+        """Return whether the files are unchanged. A known length does not change with data.json."""
+        has_steps = self.status.steps is not None
+        return versions == self.versions and (has_steps or _version(f"{path}/{_DATA_FILE}") == self.data_version)
+
+
+def _read_status(name: str, path: Path, versions: tuple[_Version, ...]) -> _CachedStatus:
+    data_version = _version(f"{path}/{_DATA_FILE}")
+    try:
+        step, steps = int(_positive(_last_record(path / "metrics.jsonl"), "step") or 0), _total_steps(path)
+    except Exception:  # one run must not hide the others
+        logger.exception("the run %s cannot be read", path)
+        step, steps = 0, None
+    updated = max((version[0] for version in versions if version), default=0) / 1e9
+    status = RunStatus(name=name, state="stopped", step=step, steps=steps, updated=updated)
+    return _CachedStatus(status, versions, data_version)
+
+
+def _version(path: str) -> _Version:
+    try:
+        status = os.stat(path)  # noqa: PTH116  several thousand calls per request
+    except (OSError, ValueError):
+        return None
+    return (status.st_mtime_ns, status.st_size) if stat.S_ISREG(status.st_mode) else None
 
 
 @dataclass(kw_only=True)
@@ -195,55 +243,28 @@ class _Log:
         self.records.clear()
 
 
-def _describe(name: str, path: Path, *, now: float) -> RunStatus:
-    files = [path / each for each in ("config.toml", "metrics.jsonl", "speed.jsonl", "summary.json")]
-    updated = max(map(_modified_at, files))
-    try:
-        config = tomllib.loads(_read(files[0]).decode())
-    except (ValueError, RecursionError):
-        config = {}
-    is_active = now - updated < max(_STOPPED_AFTER, 5 * _seconds_per_record(files[2], config))
-    return RunStatus(
-        name=name,
-        state="done" if files[3].is_file() else "running" if is_active else "stopped",
-        step=int(_positive(_last_record(files[1]), "step") or 0),
-        steps=_total_steps(path, config),
-        updated=updated,
-    )
-
-
-def _total_steps(path: Path, config: Mapping[str, Any]) -> int | None:
+def _total_steps(path: Path) -> int | None:
     """Return the length of the run, computed as in `vitkit.training.run`."""
+    try:
+        config = read_toml(path / "config.toml")
+    except ConfigError:
+        return None
     if steps := _positive(config, "schedule", "steps"):
         return int(steps)
-    images = _positive(_read_json(path / "data.json"), "images", "train")
+    images = _positive(_parse_json(_read(path / _DATA_FILE)), "images", "train")
     batch, epochs = (_positive(config, "schedule", key) for key in ("batch_size", "epochs"))
     return max(1, math.ceil(images / batch * epochs)) if images and batch and epochs else None
 
 
-def _seconds_per_record(path: Path, config: Mapping[str, Any]) -> float:
-    """Return the time between two records of the log; 0 if the run has not measured its speed."""
-    speed, every = _positive(_last_record(path), "images_per_second"), _positive(config, "logging", "log_every")
-    batch = _positive(config, "schedule", "batch_size")
-    return every * batch / speed if speed and every and batch else 0.0
-
-
 def _positive(data: Any, *keys: str) -> int | float | None:
-    """Return the positive number under nested keys, or None."""
+    """Return the number from 1e-9 to 1e15 under nested keys, or None."""
     for key in keys:
         data = data.get(key) if isinstance(data, Mapping) else None
-    return data if type(data) in (int, float) and 0 < data < 1e15 else None
+    return data if type(data) in (int, float) and 1e-9 < data < 1e15 else None
 
 
 def _is_run(path: Path) -> bool:
     return (path / "config.toml").is_file() or (path / "metrics.jsonl").is_file()
-
-
-def _modified_at(path: Path) -> float:
-    try:
-        return path.stat().st_mtime
-    except OSError:
-        return 0.0
 
 
 def _last_record(path: Path) -> Mapping[str, Any]:
@@ -268,15 +289,15 @@ def _read(path: Path) -> bytes:
         return b""
 
 
-def _read_json(path: Path) -> dict[str, Any]:
-    return _parse_json(_read(path))
-
-
 def _parse_json(text: bytes) -> dict[str, Any]:
     """Parse a JSON object; anything else is empty. NaN and infinity become strings, as in vitkit's own logs."""
     names = {"NaN": "nan", "Infinity": "inf", "-Infinity": "-inf"}
     try:
-        value = json.loads(text, parse_constant=names.get)
+        value = json.loads(text, parse_constant=names.get, parse_float=_parse_float)
     except (ValueError, RecursionError):
         return {}
     return value if isinstance(value, dict) else {}
+
+
+def _parse_float(text: str) -> float | str:
+    return value if math.isfinite(value := float(text)) else str(value)

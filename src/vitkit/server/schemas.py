@@ -20,7 +20,7 @@ class Strict(BaseModel):
 
 
 class Error(Strict):
-    """An error message, and a hint what to do."""
+    """The error of a request, or of one image in a list, and a hint what to do."""
 
     error: str
     hint: str | SkipJsonSchema[None] = None
@@ -53,12 +53,6 @@ class ImageFeatures(Strict):
     features: list[float]
 
 
-class ImageError(Strict):
-    """The error of one image in a list."""
-
-    error: str
-
-
 class ModelResponse(Strict):
     """A response that names the model."""
 
@@ -72,7 +66,7 @@ class SinglePrediction(ModelResponse, ImagePrediction):
 class PredictionList(ModelResponse):
     """Predictions for a list of images, in the same order."""
 
-    results: list[ImagePrediction | ImageError]
+    results: list[ImagePrediction | Error]
 
 
 class SingleFeatures(ModelResponse, ImageFeatures):
@@ -82,7 +76,7 @@ class SingleFeatures(ModelResponse, ImageFeatures):
 class FeaturesList(ModelResponse):
     """Features of a list of images, in the same order."""
 
-    results: list[ImageFeatures | ImageError]
+    results: list[ImageFeatures | Error]
 
 
 class AttentionMaps(ModelResponse):
@@ -261,11 +255,10 @@ RETRY_AFTER = {"Retry-After": {"description": "Seconds to wait.", "schema": {"ty
 
 def operation(summary: str, response: Any, errors: tuple[int, ...] = ()) -> dict[str, Any]:
     """Return the keyword arguments of a route decorator that describe it and its error responses."""
-    responses: dict[int | str, dict[str, Any]] = {
-        status: {"model": Error, "description": REASONS[status]}
-        | ({"headers": RETRY_AFTER} if status in (429, 503) else {})
-        for status in sorted(errors)
-    }
+    responses: dict[int | str, dict[str, Any]] = {}
+    for status in sorted(errors):
+        headers = {"headers": RETRY_AFTER} if status in (429, 503) else {}
+        responses[status] = {"model": Error, "description": REASONS[status], **headers}
     return {"summary": summary, "response_model": response, "responses": responses}
 
 
@@ -286,13 +279,9 @@ def infer_operation(summary: str) -> dict[str, Any]:
     """
     schema = _infer_schema()
     del schema["$defs"]
-    size = {
-        "name": JSON_SIZE_HEADER,
-        "in": "header",
-        "required": False,
-        "schema": {"type": "string", "pattern": "^[0-9]{1,9}$"},
-        "description": "Length of the JSON before binary tensors.",
-    }
+    digits = {"type": "string", "pattern": "^[0-9]{1,9}$"}
+    size: dict[str, Any] = {"name": JSON_SIZE_HEADER, "in": "header", "required": False, "schema": digits}
+    size["description"] = "Length of the JSON before binary tensors."
     body = {"required": True, "content": {JSON: {"schema": schema}, OCTET_STREAM: BINARY}}
     details = operation(summary, InferResponse, INFERENCE_ERRORS)
     details["responses"] |= {200: {"content": {OCTET_STREAM: BINARY}}}
@@ -304,19 +293,14 @@ def kserve_metadata(description: dict[str, Any]) -> dict[str, Any]:
     classes, shape = description["classes"], [description["channels"], *description["image_size"]]
     shapes = {"logits": [-1, classes], "probabilities": [-1, classes], "label": [-1]} if classes else {}
     shapes |= {"features": [-1, description["features"]]}
-    return {
-        "name": description["name"],
-        "versions": ["1"],
-        "platform": "vitkit",
-        "inputs": [
-            {"name": "image", "datatype": "BYTES", "shape": [-1]},
-            {"name": "pixels", "datatype": "FP32", "shape": [-1, *shape]},
-        ],
-        "outputs": [
-            {"name": name, "datatype": "BYTES" if name == "label" else "FP32", "shape": shape}
-            for name, shape in shapes.items()
-        ],
-    }
+    pixels = {"name": "pixels", "datatype": "FP32", "shape": [-1, *shape]}
+    inputs = [{"name": "image", "datatype": "BYTES", "shape": [-1]}, pixels]
+    outputs = [
+        {"name": name, "datatype": "BYTES" if name == "label" else "FP32", "shape": shape}
+        for name, shape in shapes.items()
+    ]
+    metadata = {"name": description["name"], "versions": ["1"], "platform": "vitkit"}
+    return metadata | {"inputs": inputs, "outputs": outputs}
 
 
 def _infer_schema() -> dict[str, Any]:

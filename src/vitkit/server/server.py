@@ -20,17 +20,19 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from types import FrameType
+from typing import Any
 
 import uvicorn
 
+from vitkit.core.environment import set_malloc_thresholds
 from vitkit.core.errors import ConfigError
 from vitkit.core.formatting import configure_logging
 from vitkit.server.config import ServerOptions
 from vitkit.server.metrics import Metrics
 from vitkit.server.middleware import RequestFilter
 from vitkit.server.protocol import Connection, connection_class
-from vitkit.server.queue import BodyReader, RequestQueue
-from vitkit.server.routes import InferenceService, create_app
+from vitkit.server.queue import RequestQueue
+from vitkit.server.routes import create_app
 from vitkit.server.stderr import StderrHandler, nonblocking_stderr
 from vitkit.server.supervisor import Launch, Supervisor, launch_worker
 
@@ -46,17 +48,15 @@ logger = logging.getLogger(__name__)
 class GracefulServer(uvicorn.Server):
     """uvicorn's server, which answers all accepted requests before it exits."""
 
-    def __init__(
-        self, config: uvicorn.Config, *, supervisor: Supervisor, connection: type[Connection], shares_socket: bool
-    ) -> None:
+    def __init__(self, config: uvicorn.Config, *, supervisor: Supervisor, connection: type[Connection]) -> None:
         super().__init__(config)
-        self.supervisor, self.connection, self.shares_socket = supervisor, connection, shares_socket
+        self.supervisor, self.connection = supervisor, connection
+        self.shares_socket = supervisor.options.shares_socket
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         """Stop on SIGTERM and Ctrl-C; unlike in uvicorn, the signal is not raised again afterwards."""
-        numbers = (signal.SIGTERM, signal.SIGINT)
-        previous = {number: signal.signal(number, self.handle_exit) for number in numbers}
+        previous = {number: signal.signal(number, self.handle_exit) for number in (signal.SIGTERM, signal.SIGINT)}
         try:
             yield
         finally:
@@ -118,12 +118,6 @@ class GracefulServer(uvicorn.Server):
                 if isinstance(connection, Connection):
                     connection.close_if_overdue(now)
 
-    async def stop_on_start_error(self) -> None:
-        """Stop if the models cannot be loaded."""
-        await self.supervisor.first_ready.wait()
-        if self.supervisor.start_error is not None:
-            self.should_exit = True
-
 
 # Sockets
 
@@ -139,9 +133,8 @@ def bind_socket(host: str, port: int) -> socket.socket:
     except (OSError, OverflowError) as error:
         sock.close()
         reason = getattr(error, "strerror", None) or str(error)
-        raise ConfigError(
-            f"cannot listen on {host}:{port}: {reason}", hint="choose another --port; 0 takes a free one"
-        ) from error
+        hint = "choose another --port; 0 takes a free one"
+        raise ConfigError(f"cannot listen on {host}:{port}: {reason}", hint=hint) from error
     sock.setblocking(False)
     return sock
 
@@ -171,12 +164,13 @@ def socket_url(sock: socket.socket) -> str:
 
 def serve(options: ServerOptions, sock: socket.socket, *, on_listening: Callable[[str], None]) -> None:
     """Serve until SIGTERM or Ctrl-C; `on_listening` is called with the URL when clients may connect."""
-    configure_logging(options.log_format, handler=StderrHandler())
+    configure_logging(options.log_format, handler=StderrHandler(), has_timestamps=True)
     loop_factory = asyncio.new_event_loop
     with contextlib.suppress(ImportError):
         import uvloop  # noqa: PLC0415  faster, and not available on every platform
 
         loop_factory = uvloop.new_event_loop
+    set_malloc_thresholds(trim=2**23, mmap=2**22)  # return the memory of large requests to the system
     reduce_preemption()
     with nonblocking_stderr(), asyncio.Runner(loop_factory=loop_factory) as runner:
         runner.run(run_server(create_server(options), sock, on_listening=on_listening))
@@ -185,18 +179,14 @@ def serve(options: ServerOptions, sock: socket.socket, *, on_listening: Callable
 async def run_server(server: GracefulServer, sock: socket.socket, *, on_listening: Callable[[str], None]) -> None:
     """Run the front end and its worker until the server is asked to stop."""
     supervisor = server.supervisor
-    tasks = [
-        asyncio.create_task(supervisor.run()),
-        asyncio.create_task(server.close_idle_connections(sock)),
-        asyncio.create_task(server.stop_on_start_error()),
-    ]
+    tasks = [asyncio.create_task(each) for each in (supervisor.run(), server.close_idle_connections(sock))]
     if supervisor.models:
-        tasks[0].add_done_callback(lambda _: setattr(server, "should_exit", True))  # it only ends with an exception
+        tasks[0].add_done_callback(lambda _: setattr(server, "should_exit", True))  # it ends only with an exception
     with server.capture_signals():  # from before the URL is known until the worker has ended
         try:
-            while server.shares_socket and not (supervisor.first_ready.is_set() or server.should_exit):
+            while server.shares_socket and not (supervisor.was_ready or server.should_exit):
                 await asyncio.sleep(0.05)
-            if supervisor.start_error is None and not server.should_exit:
+            if not server.should_exit:
                 on_listening(socket_url(sock))
                 await server.serve(sockets=[sock])
         finally:
@@ -205,41 +195,22 @@ async def run_server(server: GracefulServer, sock: socket.socket, *, on_listenin
             supervisor.close()
             with contextlib.suppress(asyncio.CancelledError):
                 await tasks[0]  # raises the exception of the supervisor, if there was one
-    if supervisor.start_error is not None:
-        raise supervisor.start_error
 
 
 def create_server(
-    options: ServerOptions,
-    *,
-    launch: Launch = launch_worker,
-    clock: Callable[[], float] = time.monotonic,
+    options: ServerOptions, *, launch: Launch = launch_worker, clock: Callable[[], float] = time.monotonic
 ) -> GracefulServer:
     """Connect the parts of a server along the path of a request."""
-    limits, metrics = options.config.limits, Metrics()
-    queue = RequestQueue(limits, metrics=metrics, clock=clock)
-    supervisor = Supervisor(options, queue=queue, metrics=metrics, launch=launch, clock=clock)
-    bodies = BodyReader(limits, retry_after=queue.retry_after)
-    metrics.buffered.set_function(lambda: bodies.buffered)
-    app = create_app(InferenceService(queue, supervisor, bodies, max_images=limits.images), runs_dir=options.runs)
-    request_filter = RequestFilter(app, options, queue=queue, bodies=bodies, metrics=metrics)
+    limits = options.config.limits
+    queue = RequestQueue(limits, metrics=Metrics(), clock=clock)
+    supervisor = Supervisor(options, queue=queue, launch=launch)
+    request_filter = RequestFilter(create_app(supervisor), options, queue=queue)
     connections = min(limits.connections, raise_descriptor_limit())
     connection = connection_class(replace(limits, connections=connections), request_filter, clock=clock)
-    uvicorn_config = uvicorn.Config(
-        request_filter,
-        http=connection,
-        ws="none",
-        lifespan="off",
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        proxy_headers=False,
-        backlog=BACKLOG,
-        interface="asgi3",
-    )
-    return GracefulServer(
-        uvicorn_config, supervisor=supervisor, connection=connection, shares_socket=options.shares_socket
-    )
+    settings: dict[str, Any] = {"http": connection, "ws": "none", "lifespan": "off", "interface": "asgi3"}
+    settings |= dict.fromkeys(("access_log", "server_header", "proxy_headers"), False)
+    uvicorn_config = uvicorn.Config(request_filter, backlog=BACKLOG, log_config=None, **settings)
+    return GracefulServer(uvicorn_config, supervisor=supervisor, connection=connection)
 
 
 def raise_descriptor_limit() -> int:

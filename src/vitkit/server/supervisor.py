@@ -1,7 +1,8 @@
 """Supervisor of the worker process: starts it, checks that it is alive, and replaces it when it dies or hangs.
 
 The worker is pinged four times a second. A worker that does not answer, or whose batch takes far longer than batches
-do, is first not ready and then replaced. The queue retries the requests that were in flight.
+do, is first not ready and then replaced. The queue retries the requests that were in flight. While a worker loads its
+models it sends heartbeats. Time in which the front end itself did not run counts for nothing.
 """
 
 import asyncio
@@ -12,15 +13,14 @@ import re
 import socket
 import subprocess
 import sys
-import time
+from collections import deque
 from collections.abc import Callable
 from typing import Any, cast
 
 from vitkit.core.config import to_mapping
-from vitkit.core.errors import VitkitError
+from vitkit.core.errors import WeightsError
 from vitkit.server.config import ServerOptions
 from vitkit.server.ipc import Body, FrameDecoder, HTTPError, Message, WorkerResponse, encode_frame
-from vitkit.server.metrics import Metrics
 from vitkit.server.queue import RequestQueue
 
 CHECK_INTERVAL = 0.25
@@ -28,6 +28,10 @@ NOT_READY_AFTER = 1.25
 """Seconds without a message after which a worker is not ready."""
 REPLACE_AFTER = 3.0
 """Seconds without a message after which a worker is replaced."""
+REPLACE_LOADING_AFTER = 10.0
+"""Seconds without a heartbeat after which a worker that loads its models is replaced."""
+MAX_SILENT_STARTS = 3
+"""First workers that may stop responding while loading before the server gives up."""
 MAX_DECODE_SECONDS = 15.0
 MAX_START_SECONDS = 600.0
 """Seconds for the first worker to load its models; later workers have five times what the first one took."""
@@ -48,7 +52,7 @@ Launch = Callable[[socket.socket], "subprocess.Popen[bytes]"]
 """Starts a worker process on its end of a socket pair."""
 
 
-class StartError(VitkitError):
+class StartError(WeightsError):
     """The models cannot be served."""
 
 
@@ -58,7 +62,7 @@ def launch_worker(sock: socket.socket) -> subprocess.Popen[bytes]:
     It has a process group of its own, so that Ctrl-C reaches only the front end, and it does not get the token.
     """
     return subprocess.Popen(
-        [sys.executable, "-P", "-m", "vitkit.server.worker_process", str(sock.fileno())],
+        [sys.executable, "-P", "-m", "vitkit.server.worker_start", str(sock.fileno())],
         pass_fds=[sock.fileno()],
         stdin=subprocess.DEVNULL,
         stdout=2,
@@ -108,27 +112,24 @@ class WorkerConnection(asyncio.Protocol):
 class Supervisor:
     """Keeps one worker process running and knows what its models are."""
 
-    def __init__(
-        self,
-        options: ServerOptions,
-        *,
-        queue: RequestQueue,
-        metrics: Metrics,
-        launch: Launch = launch_worker,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self.options, self.models, self.queue, self.metrics = options, options.models, queue, metrics
-        self.launch, self.clock = launch, clock
+    def __init__(self, options: ServerOptions, *, queue: RequestQueue, launch: Launch = launch_worker) -> None:
+        self.options, self.models, self.launch = options, options.models, launch
+        self.queue, self.metrics, self.clock = queue, queue.metrics, queue.clock
         self.descriptions: dict[str, dict[str, Any]] = {}
         self.process: subprocess.Popen[bytes] | None = None
         self.connection: WorkerConnection | None = None
         self.is_loaded = False
         self.is_stopping = False
         self.start_error: StartError | None = None
-        self.first_ready = asyncio.Event()
+        self.was_ready = False
         self.failed_starts = 0
         self.max_start_seconds = MAX_START_SECONDS
         self.started_at = self.last_message_at = 0.0
+        self.is_importing, self.is_silent = False, False
+        self.last_seen = self.clock()
+        """When the event loop of this process was last seen running."""
+        self.pauses: deque[tuple[float, float]] = deque(maxlen=1000)
+        """Start and end of the periods in which this process did not run, perhaps with the whole machine."""
         self.running_seconds = {"predicting": 0.0, "attention": 0.0, "decoding": 0.0}
         """For how long the worker's oldest task of each kind has been running."""
         self.slowest_seconds = {"predicting": 0.0, "attention": 0.5}
@@ -143,7 +144,8 @@ class Supervisor:
         """Whether the models are loaded and the worker answers."""
         if not self.models:
             return True
-        return self.is_loaded and self.clock() - self.last_message_at < NOT_READY_AFTER and not self._is_overdue()
+        is_responding = self._seconds_since(self.last_message_at) < NOT_READY_AFTER
+        return self.is_loaded and is_responding and not self._is_overdue()
 
     @property
     def is_ready(self) -> bool:
@@ -166,25 +168,25 @@ class Supervisor:
     # Life cycle
 
     async def run(self) -> None:
-        """Start the worker and supervise it until cancelled."""
+        """Start the worker and supervise it until cancelled. Raise `StartError` if the first worker cannot start."""
         if not self.models:
-            self.first_ready.set()
+            self.was_ready = True
             return
+        self.last_seen = self.clock()
         await self.start()
-        checked_at = self.clock()
         while True:
             await asyncio.sleep(CHECK_INTERVAL)
-            now = self.clock()
-            delay, checked_at = now - checked_at - CHECK_INTERVAL, now
-            if delay > CHECK_INTERVAL:  # this process was suspended, perhaps with the whole machine
-                self.last_message_at = min(now, self.last_message_at + delay)
+            if self.start_error is not None:
+                raise self.start_error
+            self.record_pause()
             self.metrics.ready.set(self.is_ready)
             self.queue.expire(worker_is_alive=self.is_alive)
             await self.check()
 
     async def start(self) -> None:
         """Start a worker and tell it what to load."""
-        self.is_loaded, self.started_at = False, self.clock()
+        self.is_loaded, self.is_importing, self.is_silent = False, True, False
+        self.started_at = self.last_message_at = self.clock()
         self.running_seconds = dict.fromkeys(self.running_seconds, 0.0)
         try:
             ours, theirs = socket.socketpair()
@@ -203,31 +205,31 @@ class Supervisor:
         ours.setblocking(False)
         connection = self.connection = WorkerConnection(self)
         await asyncio.get_running_loop().create_connection(lambda: connection, sock=ours)
-        connection.send(
-            {
-                "config": to_mapping(self.options.config),
-                "models": [to_mapping(model) for model in self.models],
-                "calibration": None if self.descriptions else self.options.calibration,  # once
-                "log_format": self.options.log_format,
-            }
-        )
+        models = [to_mapping(model) for model in self.models]
+        calibration = None if self.descriptions else self.options.calibration  # once
+        start = {"config": to_mapping(self.options.config), "models": models, "calibration": calibration}
+        connection.send(start | {"log_format": self.options.log_format})
 
     async def check(self) -> None:
         """Ping the worker; replace one that has died or hangs."""
         now = self.clock()
         if self.connection is None:
-            if self.start_error is None and now - self.started_at > 0.1 * 2 ** min(self.failed_starts, 6):
+            if now - self.started_at > 0.1 * 2 ** min(self.failed_starts, 6):
                 self.failed_starts += 1
                 await self.start()
         elif not self.is_loaded:
-            if now - self.started_at > self.max_start_seconds:
+            # The first import of torch reads gigabytes, perhaps from a slow disk, while no other thread can run.
+            is_slow_import = self.is_importing and not self.was_ready
+            if self._seconds_since(self.started_at) > self.max_start_seconds:
                 self.kill("did not load its models in time")
-        elif now - self.last_message_at > REPLACE_AFTER:
+            elif self._seconds_since(self.last_message_at) > REPLACE_LOADING_AFTER and not is_slow_import:
+                self.is_silent = True
+                self.kill("stopped responding while it loaded its models")
+        elif self._seconds_since(self.last_message_at) > REPLACE_AFTER:
             self.kill("does not respond")
         elif self._is_overdue():
-            self.kill(
-                "hangs in a batch" if self.running_seconds["decoding"] <= MAX_DECODE_SECONDS else "hangs in an image"
-            )
+            is_decoding = self.running_seconds["decoding"] > MAX_DECODE_SECONDS
+            self.kill("hangs in an image" if is_decoding else "hangs in a batch")
         else:
             self.connection.send({"ping": now})
 
@@ -249,6 +251,18 @@ class Supervisor:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self.process.wait(timeout=5.0)
 
+    def record_pause(self) -> None:
+        """Note when this process was suspended. It runs at least every `CHECK_INTERVAL` seconds otherwise."""
+        now = self.clock()
+        if now - self.last_seen > 2 * CHECK_INTERVAL:
+            self.pauses.append((self.last_seen + CHECK_INTERVAL, now))
+        self.last_seen = now
+
+    def _seconds_since(self, start: float) -> float:
+        """Return for how long this process has been running since a time."""
+        paused = sum(max(0.0, end - max(start, begin)) for begin, end in self.pauses)
+        return self.clock() - start - paused
+
     def _is_overdue(self) -> bool:
         limits = {kind: max(2.0, 20 * max(slow, self.batch_seconds)) for kind, slow in self.slowest_seconds.items()}
         limits["decoding"] = MAX_DECODE_SECONDS
@@ -258,18 +272,22 @@ class Supervisor:
 
     def on_message(self, header: Message, body: bytes) -> None:
         """Process a message of the worker; raise one of several exceptions if it is invalid."""
-        self.last_message_at = self.clock()
+        self.record_pause()
+        self.last_message_at = now = self.clock()
         if "id" in header:
             self.queue.complete(header["id"], _parse_response(header, body))
         elif "pong" in header:
-            self.running_seconds = {kind: _parse_seconds(header[kind]) for kind in self.running_seconds}
+            seconds_by_kind = {kind: _parse_seconds(header[kind]) for kind in self.running_seconds}
+            self.running_seconds = {kind: self._seconds_since(now - each) for kind, each in seconds_by_kind.items()}
         elif "completed" in header:
             kind = "attention" if header["attention"] else "predicting"
             images, seconds = int(header["completed"]), _parse_seconds(header["seconds"])
-            self.slowest_seconds[kind] = max(seconds, 0.99 * self.slowest_seconds[kind])
+            self.slowest_seconds[kind] = max(self._seconds_since(now - seconds), 0.99 * self.slowest_seconds[kind])
             self.metrics.record_batch(images, seconds)
             if not header["attention"]:
                 self.queue.record_completion(images, _parse_seconds(header["service_seconds"]))
+        elif "starting" in header:
+            self.is_importing = header["starting"] == "importing"
         elif "ready" in header:
             self._on_ready(header)
         elif "failed" in header:
@@ -292,7 +310,7 @@ class Supervisor:
             return
         self.metrics.restarts.inc()
         logger.warning("the worker died; starting another one")
-        if not was_loaded:
+        if not was_loaded and not (self.is_silent and self.failed_starts < MAX_SILENT_STARTS):
             self._on_start_error(StartError("the worker died while loading", hint="is there enough memory?"))
 
     def _on_ready(self, header: Message) -> None:
@@ -300,14 +318,15 @@ class Supervisor:
         if [description["name"] for description in descriptions] != [model.name for model in self.models]:
             raise ValueError(descriptions)
         self.batch_seconds = _parse_seconds(header["batch_seconds"])
-        min_in_flight, max_in_flight = (max(1, int(header[key])) for key in ("min_in_flight", "max_in_flight"))
-        seconds_per_image = _parse_seconds(header["seconds_per_image"])
-        self.is_loaded, self.failed_starts = True, 0
-        seconds = self.clock() - self.started_at
-        previous = self.max_start_seconds if self.first_ready.is_set() else 30.0
+        minimum, maximum = (max(1, int(header[key])) for key in ("min_in_flight", "max_in_flight"))
+        seconds_per_image, seconds = _parse_seconds(header["seconds_per_image"]), self.clock() - self.started_at
+        previous = self.max_start_seconds if self.was_ready else 30.0
         self.max_start_seconds = max(previous, 5 * seconds)
-        if not self.first_ready.is_set():
-            _log_descriptions(descriptions)
+        for each in () if self.was_ready else descriptions:
+            facts = f"{each['model']}, {each['classes']:,} classes, {each['precision']}, {each['engine']}"
+            logger.info("%s: %s", each["name"], facts)
+            for remark in filter(None, (each["remark"], each["agreed"])):
+                logger.info("  %s", remark)
         measured = self.descriptions
         self.descriptions = {
             new["name"]: {key: value for key, value in new.items() if key != "remark"}
@@ -315,31 +334,20 @@ class Supervisor:
             for new in descriptions
         }
         logger.info("ready after %.1f s", seconds)
-        assert self.connection is not None
+        self.is_loaded, self.was_ready, self.failed_starts = True, True, 0
         self.metrics.ready.set(self.is_ready)
-        self.first_ready.set()
+        assert self.connection is not None
+        send = self.connection.send
         self.queue.attach_worker(
-            self.connection.send,
-            min_in_flight=min_in_flight,
-            max_in_flight=max_in_flight,
-            seconds_per_image=seconds_per_image,
+            send, min_in_flight=minimum, max_in_flight=maximum, seconds_per_image=seconds_per_image
         )
 
     def _on_start_error(self, error: StartError) -> None:
         """Stop the server if the first worker cannot start; otherwise try again."""
-        if self.first_ready.is_set():
+        if self.was_ready:
             logger.error("the worker cannot load its models: %s", error)
-            return
-        self.start_error = error
-        self.first_ready.set()
-
-
-def _log_descriptions(descriptions: list[dict[str, Any]]) -> None:
-    for each in descriptions:
-        facts = f"{each['model']}, {each['classes']:,} classes, {each['precision']}, {each['engine']}"
-        logger.info("%s: %s", each["name"], facts)
-        for remark in filter(None, (each["remark"], each["agreed"])):
-            logger.info("  %s", remark)
+        else:
+            self.start_error = error
 
 
 def _parse_response(header: Message, body: bytes) -> WorkerResponse:

@@ -1,44 +1,30 @@
 """Worker process: receives requests on a socket, runs the models and sends the responses.
 
-    python -m vitkit.server.worker_process FD
-
 The main thread reads messages and answers pings. All other threads are equal: each takes a request, decodes its images,
 and then processes what is ready, as long as there is a free slot for the models. vitkit's CPU engine has a slot per
 thread, so every thread processes its own request. Other engines have one slot: while a thread runs a batch, the others
 decode, and the next batch is what is ready by then. No thread waits for a batch to fill.
-
-Signals are handled by the front end; the worker ends when its socket closes.
 """
 
 import contextlib
 import logging
 import os
 import queue
-import select
-import signal
 import socket
-import sys
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import torch
 
 from vitkit.core.config import from_mapping
+from vitkit.core.environment import limit_threads, usable_cores
 from vitkit.core.errors import VitkitError, summarize
 from vitkit.core.formatting import configure_logging
 from vitkit.data.decode_limits import DecodeLimits
 from vitkit.server.config import LimitsConfig, ModelConfig, ServeConfig
-from vitkit.server.handlers import (
-    SMALLER_IMAGE,
-    Job,
-    build_response,
-    concatenate,
-    prepare,
-    process_attention,
-)
+from vitkit.server.handlers import SMALLER_IMAGE, Job, build_response, concatenate, prepare, process_attention
 from vitkit.server.ipc import HTTPError, Message, WorkerResponse, encode_frame, read_messages
 from vitkit.server.models import ServedModel, load_models
 from vitkit.server.stderr import StderrHandler
@@ -69,36 +55,25 @@ class Worker:
         threads: int,
         slots: int,
         decoders: int,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.sock, self.limits, self.models, self.clock = sock, limits, models, clock
-        self.threads, self.slots, self.free_slots, self.decoders = threads, slots, slots, decoders
+        self.sock, self.limits, self.models, self.clock = sock, limits, models, time.monotonic
+        self.threads, self.free_slots, self.decoders = threads, slots, decoders
+        self.is_parallel = slots == threads
+        """Whether every thread may run the models, each on one core."""
         self.decode_limits = DecodeLimits(max_bytes=limits.bytes, max_pixels=limits.pixels)
         self.requests: queue.SimpleQueue[tuple[Message, bytes]] = queue.SimpleQueue()
         self.ready: deque[Job] = deque()
-        self.lock = threading.Lock()
-        self.send_lock = threading.Lock()
+        self.lock, self.send_lock = threading.Lock(), threading.Lock()
         self.decoder_slots = threading.Semaphore(decoders)
-        self.decoding: dict[int, float] = {}
         self.running: dict[int, tuple[str, float]] = {}
+        """For each thread that decodes or runs a model, which of these, and since when."""
         self.in_flight: dict[int, int] = {}
+        self.max_in_flight = max(10, 5 * threads) if self.is_parallel else 2 * limits.batch
+        """Images that the front end dispatches at most: one and a few more per thread, or two batches."""
+        self.min_in_flight = 2 * threads if self.is_parallel else 2 * limits.batch
+        """Images that keep all cores busy: one and the next per thread, or two batches."""
         self.concurrent_until = 0.0
         self.seconds_per_request = 1.0
-
-    @property
-    def is_parallel(self) -> bool:
-        """Whether every thread may run the models, each on one core."""
-        return self.slots == self.threads
-
-    @property
-    def max_in_flight(self) -> int:
-        """Images that the front end dispatches at most: one and a few more per thread, or two batches."""
-        return max(10, 5 * self.threads) if self.is_parallel else 2 * self.limits.batch
-
-    @property
-    def min_in_flight(self) -> int:
-        """Images that keep all cores busy: one and the next per thread, or two batches."""
-        return 2 * self.threads if self.is_parallel else 2 * self.limits.batch
 
     def listen(self, messages: Iterator[tuple[Message, bytes]]) -> None:
         """Start the threads and receive messages until the front end closes the socket."""
@@ -113,11 +88,10 @@ class Worker:
     def heartbeat(self, header: Message) -> Message:
         """Return for how long the oldest task of each kind has been running."""
         now = self.clock()
-        starts = [*self.running.copy().values(), *(("decoding", start) for start in self.decoding.copy().values())]
-        return {"pong": header["ping"]} | {
-            kind: now - min((start for each, start in starts if each == kind), default=now)
-            for kind in ("predicting", "attention", "decoding")
-        }
+        seconds = dict.fromkeys(("predicting", "attention", "decoding"), 0.0)
+        for kind, start in self.running.copy().values():
+            seconds[kind] = max(seconds[kind], now - start)
+        return {"pong": header["ping"], **seconds}
 
     # Threads
 
@@ -129,26 +103,21 @@ class Worker:
             self.process([self.requests.get()])
 
     def process(self, received: list[tuple[Message, bytes]]) -> None:
-        """Decode a request, and a fraction of those that wait if they are small, and run what is ready."""
+        """Decode a request, and this thread's part of those that wait if they are small, and run what is ready."""
         start, thread = self.clock(), threading.get_ident()
         if self.is_parallel:
-            received += self.take_small_requests(len(received))
+            per_thread = self.requests.qsize() // self.threads
+            count = min(self.limits.batch, per_thread, int(COMBINE_SECONDS / self.seconds_per_request))
+            with contextlib.suppress(queue.Empty):  # another thread was faster
+                while len(received) < count:
+                    received.append(self.requests.get_nowait())
         count = self.in_flight[thread] = len(received)
-        self.note_concurrency()
+        if sum(list(self.in_flight.values())) + self.requests.qsize() >= self.threads:  # a request for every thread
+            self.concurrent_until = self.clock() + CONCURRENT_SECONDS
         jobs = [self.decode(*received.pop(0)) for _ in range(count)]
         self.run_ready([job for job in jobs if job is not None])
         del self.in_flight[thread]
         self.seconds_per_request += 0.1 * ((self.clock() - start) / count - self.seconds_per_request)
-
-    def take_small_requests(self, taken: int) -> list[tuple[Message, bytes]]:
-        """Take this thread's part of the waiting requests, as long as they are processed in no time."""
-        per_thread = self.requests.qsize() // self.threads
-        count = min(self.limits.batch, per_thread, int(COMBINE_SECONDS / self.seconds_per_request)) - taken
-        received: list[tuple[Message, bytes]] = []
-        with contextlib.suppress(queue.Empty):  # another thread was faster
-            while len(received) < count:
-                received.append(self.requests.get_nowait())
-        return received
 
     def decode(self, header: Message, body: bytes) -> Job | None:
         """Decode the images of a request; None if that is impossible, which is answered here."""
@@ -156,14 +125,15 @@ class Worker:
         # A KServe request must not have more images than the queue counted; a list cannot be undercounted.
         max_images = min(self.limits.images, header["images"]) if header["task"] == "infer" else self.limits.images
         with self.decoder_slots:  # large images need much memory while they are decoded
-            self.decoding[job.id] = start = self.clock()
+            start, thread = self.clock(), threading.get_ident()
+            self.running[thread] = "decoding", start
             try:
                 prepare(job, body, decode_limits=self.decode_limits, max_images=max_images)
             except Exception as error:
-                self.send(encode_response(job, to_error_response(error)))
+                self.send(job.encode_response(to_error_response(error)))
                 return None
             finally:
-                del self.decoding[job.id]
+                del self.running[thread]
             job.decode_seconds = self.clock() - start
         return job
 
@@ -216,7 +186,7 @@ class Worker:
             service_seconds = max(seconds, decode_seconds / self.decoders)
         times = {"seconds": round(seconds, 6), "service_seconds": round(service_seconds, 6)}
         completed = {"completed": images, "attention": is_attention, **times}
-        self.send((completed, b""), *map(encode_response, jobs, responses))
+        self.send((completed, b""), *map(Job.encode_response, jobs, responses))
 
     def respond(self, jobs: list[Job], *, single_threaded: bool = False) -> list[WorkerResponse]:
         """Compute the responses of one batch. A failed GPU ends the process; other errors concern their requests."""
@@ -250,11 +220,6 @@ class Worker:
         finally:
             torch.set_num_threads(1)
 
-    def note_concurrency(self) -> None:
-        """Remember when there was a request for every thread."""
-        if sum(list(self.in_flight.values())) + self.requests.qsize() >= self.threads:
-            self.concurrent_until = self.clock() + CONCURRENT_SECONDS
-
     def uses_one_core(self, images: int) -> bool:
         """Return whether a batch runs on one core, because there is, or was just now, a request for every thread.
 
@@ -284,11 +249,6 @@ def to_error_response(error: Exception) -> WorkerResponse:
     return error.to_response()
 
 
-def encode_response(job: Job, response: WorkerResponse) -> tuple[Message, bytes]:
-    """Return a response as a message."""
-    return {"id": job.id, "status": response.status, "headers": response.headers}, response.body
-
-
 def exit_on_return(function: Callable[[], None]) -> None:
     """Run a function that never returns, and end the process if it does: its requests would wait for ever."""
     try:
@@ -298,68 +258,40 @@ def exit_on_return(function: Callable[[], None]) -> None:
         os._exit(1)
 
 
-def exit_on_disconnect(sock: socket.socket) -> None:
-    """End the process together with the front end, even while models are being loaded."""
-    poll = select.poll()
-    poll.register(sock, 0)  # a hangup is reported without asking for it
-    poll.poll()
-    os._exit(0)
+def serve(sock: socket.socket, *, on_loaded: Callable[[], None] = lambda: None) -> None:
+    """Load the models that the first message names, report that, and process requests.
 
-
-def create_worker(sock: socket.socket, config: ServeConfig, models: dict[str, ServedModel]) -> Worker:
-    """Create a worker with as many threads as its engine can use."""
-    threads = slots = torch.get_num_threads()
-    decoders = config.engine.decoders or max(4, threads // 4)
-    if any(model.single_threaded is None for model in models.values()):
-        decoders = config.engine.decoders or max(1, min(4, len(os.sched_getaffinity(0)) // 2))
-        threads, slots = decoders + 1, 1
-    return Worker(sock, config.limits, models, threads=threads, slots=slots, decoders=decoders)
-
-
-def serve(sock: socket.socket) -> None:
-    """Load the models that the first message names, report that, and process requests."""
+    `on_loaded` is called when the models are loaded, or cannot be, before the first message is sent.
+    """
     messages = read_messages(sock)
     header, _ = next(messages, ({}, b""))
     if not header:
         return
-    configure_logging(header["log_format"], handler=StderrHandler())
+    configure_logging(header["log_format"], handler=StderrHandler(), has_timestamps=True)
     config = from_mapping(ServeConfig, header["config"])
     if config.engine.threads:
         torch.set_num_threads(config.engine.threads)
+    else:
+        limit_threads()
+    configs = [from_mapping(ModelConfig, each) for each in header["models"]]
     try:
         models = load_models(
-            [from_mapping(ModelConfig, each) for each in header["models"]],
-            engine=config.engine,
-            calibration=header["calibration"],
-            batch=config.limits.batch,
+            configs, engine=config.engine, calibration=header["calibration"], batch=config.limits.batch
         )
     except (VitkitError, OSError) as error:
+        on_loaded()
         sock.sendall(encode_frame({"failed": summarize(error), "hint": getattr(error, "hint", None)}))
         return
-    worker = create_worker(sock, config, models)
-    ready = {
-        "ready": [model.description() for model in models.values()],
-        "batch_seconds": max(model.batch_seconds for model in models.values()),
-        "seconds_per_image": max(model.seconds_per_image for model in models.values()),
-        "min_in_flight": worker.min_in_flight,
-        "max_in_flight": worker.max_in_flight,
+    on_loaded()
+    threads = slots = torch.get_num_threads()
+    decoders = config.engine.decoders or max(4, threads // 4)
+    if any(model.single_threaded is None for model in models.values()):  # an engine that cannot run on single threads
+        decoders = config.engine.decoders or max(1, min(4, usable_cores() // 2))
+        threads, slots = decoders + 1, 1
+    worker = Worker(sock, config.limits, models, threads=threads, slots=slots, decoders=decoders)
+    ready = {"ready": [model.description() for model in models.values()]}
+    ready |= {
+        key: max(getattr(model, key) for model in models.values()) for key in ("batch_seconds", "seconds_per_image")
     }
-    worker.send((ready, b""))
+    worker.send((ready | {"min_in_flight": worker.min_in_flight, "max_in_flight": worker.max_in_flight}, b""))
     worker.listen(messages)
-
-
-def main() -> None:
-    """Serve on the socket whose file descriptor is the first argument."""
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)
-    with contextlib.suppress(OSError):  # if memory runs out, this is the process that can be replaced
-        Path("/proc/self/oom_score_adj").write_text("500")
-    with socket.socket(fileno=int(sys.argv[1])) as sock:
-        sock.setblocking(True)
-        threading.Thread(target=exit_on_disconnect, args=(sock,), daemon=True).start()
-        serve(sock)
-        os._exit(0)  # threads may still work for a front end that has gone
-
-
-if __name__ == "__main__":
-    main()

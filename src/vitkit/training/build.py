@@ -7,10 +7,12 @@ from typing import cast
 import torch
 from torch import nn
 
+from vitkit.core.config import parse_assignments
+from vitkit.core.environment import usable_cores
 from vitkit.core.errors import ConfigError
 from vitkit.data.preprocessing import Preprocessing, get_preprocessing
 from vitkit.model.config import ViTConfig
-from vitkit.model.masked import ENCODER_PREFIX, get_encoder
+from vitkit.model.pretraining import ENCODER_PREFIX, get_encoder
 from vitkit.model.resnet import BiT
 from vitkit.model.vit import ViT
 from vitkit.objectives.config import get_builder
@@ -28,8 +30,6 @@ from vitkit.weights.load import load_bundle, load_stored_bundle
 from vitkit.zoo.registry import configure, create, find_variant
 from vitkit.zoo.variants import ModelConfig
 
-MAX_WORKERS = 8
-
 
 def resolve_model_config(config: RunConfig, *, num_classes: int, pretrained: ModelBundle | None) -> ModelConfig:
     """Return the model's configuration: that of the name or of the initial weights, with the run's changes."""
@@ -46,7 +46,7 @@ def resolve_model_config(config: RunConfig, *, num_classes: int, pretrained: Mod
         patch_size=choice.patch_size,
         channels=config.data.channels,
         num_classes=num_classes,
-        settings=choice.settings,
+        settings=parse_assignments(choice.settings),
     )
     return get_builder(config.objective).configure_model(model)
 
@@ -156,6 +156,7 @@ def build_trainer(
             parameters=dict(model.named_parameters()),
             optimizer=build_optimizer(trainable, config.optimizer, depth=depth),
             ema=None if ema_decay is None else EMA.of(trainable, ema_decay),
+            scaler=torch.amp.GradScaler(ranks.device.type) if config.parallel.precision == "fp16" else None,
         ),
         ranks=ranks,
         preprocessing=preprocessing,
@@ -182,9 +183,8 @@ def final_weights(trainer: Trainer, model: nn.Module) -> tuple[dict[str, torch.T
 
 
 def resolve_workers(config: RunConfig) -> int:
-    """Return the number of loader processes of this rank: as configured, or its part of the cores, at most eight."""
+    """Return the number of loader processes of this rank: as configured, or its part of the cores but one."""
     if config.data.workers is not None:
         return config.data.workers
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     local_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    return max(1, min(MAX_WORKERS, cores // local_ranks))
+    return max(1, usable_cores() // local_ranks - 1)

@@ -1,7 +1,11 @@
 """Callbacks that observe a run."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
+
+from vitkit.core.signals import StopFlag
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,3 +49,21 @@ class Callback:
 
     def on_save(self, step: int, path: Path) -> None:
         """Note that a checkpoint was written."""
+
+
+class CallbackList(Callback):
+    """Several callbacks; if one raises KeyboardInterrupt, the run stops as after Ctrl-C."""
+
+    def __init__(self, callbacks: Sequence[Callback], stop: StopFlag) -> None:
+        self.callbacks, self.stop = tuple(callbacks), stop
+        for name in (name for name in vars(Callback) if name.startswith("on_")):
+            setattr(self, name, partial(self._call, name))
+
+    def _call(self, name: str, *arguments: object) -> None:
+        for callback in self.callbacks:
+            try:
+                getattr(callback, name)(*arguments)
+            except KeyboardInterrupt:
+                if self.stop.requested:  # a second Ctrl-C
+                    raise
+                self.stop.signal = "a callback"

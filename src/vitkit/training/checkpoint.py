@@ -1,9 +1,9 @@
 """Checkpoints: the complete state of a run, written atomically and verified when read.
 
-A checkpoint is a directory `step-00000120` with `state.safetensors` (parameters, optimizer state, moving average),
-`state.json` (progress) and `checksums.json`. It is written under a temporary name and renamed, so a kill leaves the
-previous one intact. Tensors are stored in full whatever the number of ranks, so a run saved on two ranks resumes on
-one or four.
+A checkpoint is a directory `step-00000120` with `state.safetensors` (parameters, optimizer state, moving average, loss
+scale), `state.json` (progress) and `checksums.json`. It is written under a temporary name and renamed, so a kill leaves
+the previous one intact. Tensors are stored in full whatever the number of ranks, so a run saved on two ranks resumes
+on one or four.
 """
 
 import re
@@ -24,8 +24,11 @@ from vitkit.core.shapes import Tensor
 from vitkit.training.distributed import distribute_like, gather_full
 from vitkit.training.optim import EMA
 from vitkit.weights.artifact import check_checksums, read_json, read_tensors, write_checksums, write_json
+from vitkit.weights.run_checkpoint import PROGRESS as PROGRESS_FILE
+from vitkit.weights.run_checkpoint import TENSORS as TENSORS_FILE
 
-TENSORS_FILE, PROGRESS_FILE = "state.safetensors", "state.json"
+SCALER_STATE = ("scale", "_growth_tracker")
+"""What changes in the state of a GradScaler."""
 
 
 @dataclass
@@ -45,6 +48,8 @@ class TrainState:
     """All parameters of the model by name; the optimizer has those that are trained."""
     optimizer: torch.optim.Optimizer
     ema: EMA | None = None
+    scaler: torch.amp.GradScaler | None = None
+    """Scale of the loss, with which gradients in fp16 neither vanish nor overflow."""
     progress: Progress = field(default_factory=Progress)
 
     def gather_tensors(self, *, discard: bool = False) -> dict[str, Tensor]:
@@ -59,6 +64,9 @@ class TrainState:
                     tensors[f"optimizer.{name}.{key}"] = value
         if self.ema:
             tensors |= {f"ema.{name}": value for name, value in self.ema.values.items()}
+        if self.scaler:
+            state = self.scaler.state_dict()
+            tensors |= {f"scaler.{key}": torch.tensor(state[key], dtype=torch.float64) for key in SCALER_STATE}
         gathered = ((name, gather_full(tensor)) for name, tensor in tensors.items())
         return {name: tensor.contiguous() for name, tensor in gathered if not discard}
 
@@ -95,6 +103,10 @@ class TrainState:
         if self.ema:
             for name, average in self.ema.values.items():
                 average.copy_(distribute_like(saved["ema"][name], average))
+        if self.scaler:
+            scaling = {key: float(tensor) for key, tensor in saved["scaler"].items()}
+            scaling["_growth_tracker"] = int(scaling["_growth_tracker"])
+            self.scaler.load_state_dict(self.scaler.state_dict() | scaling)
         self.progress = progress
 
 
@@ -153,6 +165,8 @@ class Checkpoints:
                 check_checksums(path, (TENSORS_FILE, PROGRESS_FILE))
                 counters = read_json(path / PROGRESS_FILE)
                 progress = Progress(**{key: int(str(counters[key])) for key in vars(Progress())})
+                if progress.step != step:
+                    raise WeightsError(f"{path}: its state is of step {progress.step}, not {step}")
                 return LoadedCheckpoint(step, read_tensors(path / TENSORS_FILE), progress, tuple(damaged))
             except (WeightsError, KeyError, ValueError) as error:
                 damaged.append(summarize(error))

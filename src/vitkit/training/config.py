@@ -1,12 +1,36 @@
 """Configuration of a run: model, data, objective, optimizer, schedule and machine."""
 
-from dataclasses import dataclass
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
 from typing import Literal
 
-from vitkit.core.errors import ConfigError, check_fraction, check_not_negative, check_positive
+from vitkit.core.config import apply_settings, flatten_settings, load_toml, to_toml
+from vitkit.core.errors import ConfigError, check_fraction, check_not_negative, check_positive, did_you_mean
 from vitkit.core.sizes import Size
 from vitkit.data.config import AugmentConfig, FractalConfig
 from vitkit.objectives.config import ObjectiveConfig as ObjectiveConfig  # noqa: PLC0414  a section of RunConfig
+
+SHORT_KEYS = {
+    "data": "data.path",
+    "model": "model.name",
+    "init": "model.init",
+    "image_size": "model.image_size",
+    "lr": "schedule.lr",
+    "epochs": "schedule.epochs",
+    "steps": "schedule.steps",
+    "batch_size": "schedule.batch_size",
+    "workers": "data.workers",
+    "channels": "data.channels",
+    "device": "parallel.device",
+    "teacher": "objective.distillation.teacher",
+    "trainable": "optimizer.trainable",
+}
+"""Keys that need no section."""
+EXCLUSIVE_KEYS = {"schedule.epochs": "schedule.steps", "schedule.steps": "schedule.epochs"}
+"""Keys that set another to none, unless that is set too."""
+ARCHITECTURE_KEYS = ("width", "depth", "heads", "mlp_dim", "pooling", "block.activation")
+"""Settings of a recipe's model that do not apply to another model."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,10 +105,15 @@ class DataConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class ScheduleConfig:
-    """Length, batch size and learning-rate schedule: linear warm-up over `warmup_steps`, then decay to `end_lr`."""
+    """Length, batch size and learning-rate schedule: linear warm-up over `warmup_steps`, then decay to `end_lr`.
+
+    Args:
+        accumulate: Micro-batches into which a rank divides its part of a batch; "auto" is as few as fit into the free
+            memory of a GPU, and 1 on other devices. A resumed run keeps the number.
+    """
 
     batch_size: int = 128
-    accumulate: int = 1
+    accumulate: int | Literal["auto"] = "auto"
     epochs: float | None = 10.0
     steps: int | None = None
     lr: float = 1e-3
@@ -93,7 +122,8 @@ class ScheduleConfig:
     end_lr: float = 0.0
 
     def __post_init__(self) -> None:
-        for name in ("batch_size", "accumulate", "lr"):
+        check_positive("schedule.accumulate", self.micro_batches)
+        for name in ("batch_size", "lr"):
             check_positive(f"schedule.{name}", getattr(self, name))
         for name in ("lr", "end_lr"):
             if not 0 <= getattr(self, name) < float("inf"):
@@ -107,6 +137,11 @@ class ScheduleConfig:
         length = self.steps if self.epochs is None else self.epochs
         check_positive("schedule.steps" if self.epochs is None else "schedule.epochs", length or 0)
         check_not_negative("schedule.warmup_steps", self.warmup_steps)
+
+    @property
+    def micro_batches(self) -> int:
+        """Return the number of micro-batches; 1 as long as it is not determined."""
+        return 1 if self.accumulate == "auto" else self.accumulate
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,13 +192,15 @@ class ParallelConfig:
 
     Args:
         mode: "auto" is DDP under torchrun and a single process otherwise.
+        precision: "auto" is bf16 on GPUs of compute capability 8 and higher, fp16 on older ones, and fp32 elsewhere.
+            A resumed run keeps the precision.
         timeout: Seconds after which a rank stops waiting for the others.
         threads: Threads of each process; None is PyTorch's default.
     """
 
     mode: Literal["auto", "ddp", "fsdp2"] = "auto"
     device: str = "auto"
-    precision: Literal["fp32", "bf16"] = "fp32"
+    precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
     compile: bool = False
     activation_checkpointing: bool = False
     timeout: float = 600.0
@@ -250,3 +287,53 @@ class RunConfig:
                 expected="optimizer.trainable=all",
                 got=self.optimizer.trainable,
             )
+
+    def override(self, settings: Mapping[str, object]) -> "RunConfig":
+        """Return the configuration with settings by dotted, nested or short keys.
+
+        Setting one of steps and epochs clears the other; another model name drops the architecture settings of the
+        model before.
+
+        >>> RunConfig().override({"steps": 5, "optimizer.weight_decay": 0.1}).schedule.epochs is None
+        True
+        """
+        expanded, config = expand_settings(settings), self
+        if "model.name" in expanded:
+            remaining = tuple(each for each in self.model.settings if each.partition("=")[0] not in ARCHITECTURE_KEYS)
+            config = replace(self, model=replace(self.model, patch_size=None, settings=remaining))
+        return apply_settings(config, expanded)
+
+    def to_toml(self) -> str:
+        """Return all settings as TOML, which `from_toml` reads."""
+        return to_toml(self)
+
+    @classmethod
+    def from_toml(cls, path: str | os.PathLike[str]) -> "RunConfig":
+        """Read a TOML file; its key `base` may name a recipe or another file, whose settings it changes."""
+        from vitkit.recipes.registry import RECIPES  # noqa: PLC0415  recipes are made of configurations
+
+        return load_toml(os.fspath(path), cls, recipes={name: recipe.make for name, recipe in RECIPES.items()})
+
+
+def expand_settings(settings: Mapping[str, object]) -> dict[str, object]:
+    """Return settings by full keys, with those that exclude others; a key that is set twice is an error.
+
+    >>> expand_settings({"lr": 0.1, "schedule": {"steps": 5}})
+    {'schedule.lr': 0.1, 'schedule.steps': 5, 'schedule.epochs': None}
+    """
+    sections = [field.name for field in fields(RunConfig)]
+    expanded: dict[str, object] = {}
+    for key, value in flatten_settings(settings).items():
+        if "." not in key and key not in (*SHORT_KEYS, *sections):
+            hint = (
+                did_you_mean(key, [*SHORT_KEYS, *sections])
+                or f"{', '.join(SHORT_KEYS)}; or section.key, as printed by vitkit recipes NAME"
+            )
+            raise ConfigError(f"{key} is not a known key", hint=hint)
+        full = SHORT_KEYS.get(key, key)
+        if full in expanded:
+            raise ConfigError(f"{full} is assigned twice", got=f"{expanded[full]} and {value}")
+        expanded[full] = value
+    return expanded | {
+        other: None for key, other in EXCLUSIVE_KEYS.items() if key in expanded and other not in expanded
+    }

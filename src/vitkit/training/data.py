@@ -8,6 +8,9 @@ from pathlib import Path
 from vitkit.core.errors import DataError
 from vitkit.core.files import write_text
 from vitkit.data.dataset import ConcatSource, Dataset, ImageSource, fingerprint_source, hold_out, subsample
+from vitkit.data.fingerprint import Fingerprint, describe_changes, fingerprint_contents
+from vitkit.data.layouts.base import check_several_classes
+from vitkit.data.layouts.files import list_left_out
 from vitkit.data.layouts.registry import open_dataset
 from vitkit.data.verify import (
     BadFile,
@@ -17,9 +20,10 @@ from vitkit.data.verify import (
     read_bad_files,
     write_bad_files,
 )
+from vitkit.training.build import resolve_workers
 from vitkit.training.config import DataConfig
-from vitkit.training.distributed import run_on_main
-from vitkit.training.run_dir import RunContext, RunDir
+from vitkit.training.distributed import Ranks, run_on_main
+from vitkit.training.run_dir import FINGERPRINT_PREFIX, RunContext, RunDir
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,22 +60,41 @@ def open_run_data(context: RunContext) -> RunData:
     """Open the dataset, exclude unreadable images, and hold out validation images if it has none."""
     config, run_dir = context.config, context.run_dir
     data, needs_labels = config.data, config.objective.needs_labels
-    dataset = open_dataset(data.path, layout=data.layout, fractals=data.fractals)
+    dataset = context.dataset or open_dataset(data.path, layout=data.layout, fractals=data.fractals)
     if needs_labels and not dataset.classes:
         raise DataError(
             f"{data.path}: the images have no labels ({dataset.layout})",
             hint="put the images of each class in a directory of their own, or list file_name,label in a CSV file; "
             "or train without labels: vitkit train mae-folder data=…",
         )
+    if needs_labels:
+        check_several_classes(dataset)
     if data.verify:
         run_on_main(context.ranks, lambda heartbeat: verify_images(dataset, context, heartbeat=heartbeat))
     run_data = split_dataset(data, dataset, read_bad_files(run_dir.bad_files) if data.verify else [])
     if needs_labels and data.label_fraction < 1.0:
         train = subsample(run_data.train, fraction=data.label_fraction, salt=f"labels {config.seed} ")
         run_data = replace(run_data, train=train)
+    if data.verify:
+        run_on_main(context.ranks, lambda heartbeat: check_contents(run_data, context, heartbeat=heartbeat))
     run_on_main(context.ranks, lambda _: check_unchanged(run_dir.data, run_data))
     context.callback.on_message(run_data.describe())
+    for warning in list_left_out(dataset.left_out):
+        context.callback.on_warning(warning)
+    if needs_labels and run_data.evaluation_split is None and data.train_on != "all":
+        hint = "add images, or a test folder" if data.val_fraction else "set data.val_fraction"
+        context.callback.on_warning(f"no images are held out, so the accuracy will be unknown: {hint}")
     return run_data
+
+
+def check_finished_data(run_dir: RunDir, *, ranks: Ranks, dataset: Dataset | None = None) -> None:
+    """Raise DataError if the images of a finished run have changed. Data that no longer exists is not compared."""
+    if not run_dir.config.exists():
+        return
+    config = run_dir.read_config()
+    if dataset is not None or Path(config.data.path).exists():
+        workers = resolve_workers(config)
+        open_run_data(RunContext(config=config, run_dir=run_dir, ranks=ranks, workers=workers, dataset=dataset))
 
 
 def verify_images(dataset: Dataset, context: RunContext, *, heartbeat: Callable[[], None]) -> None:
@@ -84,18 +107,25 @@ def verify_images(dataset: Dataset, context: RunContext, *, heartbeat: Callable[
     if total:
         callback.on_task("checking images", total)
 
-    def on_progress(images: int) -> None:
-        callback.on_progress(images)
-        context.stop.raise_if_requested()
-        heartbeat()
-
     bad: list[BadFile] = []
     for source in sources:
-        bad += find_bad_files(source, channels=config.channels, workers=context.workers, progress=on_progress)
+        progress = make_progress(context, heartbeat)
+        bad += find_bad_files(source, channels=config.channels, workers=context.workers, progress=progress)
     check_bad_fraction(bad, total=total, max_fraction=config.max_bad_fraction)
     write_bad_files(file, bad)
     if bad:
         callback.on_warning(f"{len(bad)} of {total} images are unreadable and excluded; see {file.name}")
+
+
+def make_progress(context: RunContext, heartbeat: Callable[[], None]) -> Callable[[int], None]:
+    """Return a function that reports progress, stops on request, and keeps the other ranks waiting."""
+
+    def on_progress(images: int) -> None:
+        context.callback.on_progress(images)
+        context.stop.raise_if_requested()
+        heartbeat()
+
+    return on_progress
 
 
 def split_dataset(config: DataConfig, dataset: Dataset, bad: list[BadFile]) -> RunData:
@@ -130,7 +160,33 @@ def apply_run_splits(run_dir: RunDir, dataset: Dataset) -> Dataset:
     if config.layout == "val-as-test" and "test" not in dataset.splits:
         dataset = open_dataset(dataset.path, layout=config.layout)
     bad = read_bad_files(run_dir.bad_files) if run_dir.bad_files.exists() else []
-    return Dataset(dataset.path, split_dataset(config, dataset, bad).splits)
+    return replace(dataset, splits=split_dataset(config, dataset, bad).splits)
+
+
+def ignore_images(images: int) -> None:
+    """Report nothing: images in memory are hashed at once."""
+
+
+def check_contents(data: RunData, context: RunContext, *, heartbeat: Callable[[], None]) -> None:
+    """Record the contents of the images; if they are recorded already, raise DataError with what has changed.
+
+    An image is read only if neither the cache nor the record knows its file by size, times and inode.
+    """
+    changes = []
+    for name, source in data.splits.items():
+        path = context.run_dir.path / f"{FINGERPRINT_PREFIX}{name}.npz"
+        previous = Fingerprint.load(path) if path.exists() else None
+        progress = ignore_images if len(source) and source.locate(0) is None else make_progress(context, heartbeat)
+        current = fingerprint_contents(source, previous=previous, workers=context.workers, progress=progress)
+        if previous is None:
+            current.save(path)
+        elif change := describe_changes(previous, current):
+            changes.append(f"{name}: {change}")
+    if changes:
+        raise DataError(
+            f"{data.path}: the images have changed since the run began: {'; '.join(changes)}",
+            hint="restore them, or start a new run with another out",
+        )
 
 
 def check_unchanged(path: Path, data: RunData) -> None:
@@ -154,5 +210,5 @@ def check_unchanged(path: Path, data: RunData) -> None:
             "the images have changed since the run began",
             expected=f"{changed} {before.get(changed)}" if changed else "the same names, labels and classes",
             got=f"{now[changed]}" if changed else "the same number, but others",
-            hint="restore them, or start a new run with another --out",
+            hint="restore them, or start a new run with another out",
         )

@@ -6,6 +6,7 @@ torchrun starts the ranks and describes them in environment variables. A process
 import os
 import time
 import uuid
+import warnings
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -23,6 +24,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
+from vitkit.core.environment import limit_threads
 from vitkit.core.errors import ConfigError, TrainingError
 from vitkit.core.shapes import Tensor
 from vitkit.core.signals import StopRequested
@@ -80,11 +82,19 @@ class Ranks:
 def join_ranks(config: ParallelConfig) -> Iterator[Ranks]:
     """Initialize the process group under torchrun, and destroy it at the end; without torchrun, yield a single rank.
 
+    A group that exists is used, and not destroyed.
+
     Several runs in one process must share an outer context: a group that was destroyed cannot be created again safely.
     """
     device = resolve_device(config.device, local_rank=int(os.environ.get("LOCAL_RANK", "0")))
     if config.threads:
         torch.set_num_threads(config.threads)
+    else:
+        limit_threads()
+    if distributed.is_initialized():  # by a sweep or a suite, or by the program
+        rank, world_size = distributed.get_rank(), distributed.get_world_size()
+        yield Ranks(device=device, rank=rank, world_size=world_size, timeout=config.timeout)
+        return
     if "RANK" not in os.environ:
         if config.mode != "auto":
             raise ConfigError(
@@ -92,10 +102,6 @@ def join_ranks(config: ParallelConfig) -> Iterator[Ranks]:
                 hint="start with: torchrun --nproc-per-node N -m vitkit train …, or leave out parallel.mode",
             )
         yield Ranks(device=device)
-        return
-    if distributed.is_initialized():  # in the context of a sweep or a suite
-        rank, world_size = distributed.get_rank(), distributed.get_world_size()
-        yield Ranks(device=device, rank=rank, world_size=world_size, timeout=config.timeout)
         return
     if device.type == "cuda":
         torch.cuda.set_device(device)
@@ -207,10 +213,14 @@ def parallelize(model: nn.Module, config: ParallelConfig, ranks: Ranks) -> nn.Mo
     if config.mode == "fsdp2":
         for block in find_blocks(model):
             fully_shard(block)
-        # By default the root stays gathered after an evaluation and misses that the average was swapped out again.
-        fully_shard(model, reshard_after_forward=True)
+        fully_shard(model)
         return model
-    return DistributedDataParallel(model, device_ids=[ranks.device] if ranks.device.type == "cuda" else None)
+    # By default DDP sorts its buckets anew after the first step of a process. A bucket's order decides the order of
+    # additions with three or more ranks, so a resumed run would round differently. Searching for unused parameters
+    # keeps the buckets as they are.
+    warnings.filterwarnings("ignore", message="find_unused_parameters=True was specified")
+    device_ids = [ranks.device] if ranks.device.type == "cuda" else None
+    return DistributedDataParallel(model, device_ids=device_ids, find_unused_parameters=True)
 
 
 def find_blocks(model: nn.Module) -> list[nn.Module]:
@@ -228,6 +238,17 @@ def gradient_sync(model: nn.Module, *, enabled: bool) -> Iterator[None]:
     if isinstance(model, FSDPModule):
         model.set_requires_gradient_sync(enabled)
     yield
+
+
+def reshard(model: nn.Module) -> None:
+    """Free gathered parameters, so that the next forward pass gathers them again from the shards.
+
+    FSDP2 keeps the root gathered after a forward pass without a backward pass, and would miss that the shards have
+    changed since. torch 2.7 does so even with `reshard_after_forward=True`.
+    """
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()
 
 
 def gather_full(tensor: Tensor) -> Tensor:

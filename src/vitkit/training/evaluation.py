@@ -14,7 +14,7 @@ from vitkit.evaluation.logits import pad_to_equal_batches, sum_metrics
 from vitkit.objectives.base import EVALUATION_USE, PerImageRNG, Reconstruction, SelfSupervised
 from vitkit.training.loop import Evaluator
 from vitkit.training.run_dir import RunContext
-from vitkit.training.trainer import Trainer, autocast
+from vitkit.training.trainer import Trainer, autocast, autocast_dtype
 
 NUM_RECONSTRUCTIONS = 8
 """Number of images whose reconstructions are drawn at every evaluation."""
@@ -47,15 +47,14 @@ def make_accuracy_evaluator(trainer: Trainer, source: ImageSource, *, workers: i
     _, rounds = plan_batches(trainer, len(source))
 
     def evaluate(stop: Callable[[], bool]) -> dict[str, float]:
-        trainer.model.eval()
-        with open_batches(trainer, source, workers=workers) as batches, trainer.state.ema_weights():
+        with open_batches(trainer, source, workers=workers) as batches, trainer.evaluation_mode():
             sums = sum_metrics(
                 trainer.model,
                 batches,
                 preprocessing=trainer.preprocessing,
                 device=ranks.device,
                 rounds=rounds,
-                autocast=torch.bfloat16 if config.parallel.precision == "bf16" else None,
+                autocast=autocast_dtype(config),
                 stop=stop,
             )
         loss, first, five, count = ranks.all_reduce_sum([sums.loss, sums.top1, sums.top5, sums.count])
@@ -79,8 +78,7 @@ def make_loss_evaluator(
     ranks = trainer.ranks
 
     def evaluate(stop: Callable[[], bool]) -> dict[str, float]:
-        trainer.model.eval()
-        with open_batches(trainer, source, workers=workers) as batches, trainer.state.ema_weights():
+        with open_batches(trainer, source, workers=workers) as batches, trainer.evaluation_mode():
             loss, count, sums = sum_losses(trainer, objective, batches, images=len(source), stop=stop)
             examples = Subset(source, range(min(NUM_RECONSTRUCTIONS, len(source))))
             reconstruction = reconstruct(trainer, objective, examples)
@@ -140,7 +138,7 @@ def reconstruct(trainer: Trainer, objective: "SelfSupervised[object]", source: I
 def plan_batches(trainer: Trainer, images: int) -> tuple[int, int]:
     """Return the batch size of a rank, and the largest number of batches that a rank has."""
     schedule, ranks = trainer.config.schedule, trainer.ranks.world_size
-    batch_size = max(1, schedule.batch_size // (ranks * schedule.accumulate))
+    batch_size = max(1, schedule.batch_size // (ranks * schedule.micro_batches))
     return batch_size, -(-images // (batch_size * ranks))
 
 

@@ -1,29 +1,36 @@
 """End of a run: save and evaluate the model, measure the compute, and write the report and the summary."""
 
+import io
 import platform
+import shlex
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
 from statistics import mean, median
+from typing import Any
 
+import numpy as np
 import torch
 from PIL import Image
 
 from vitkit.core import metrics_log
 from vitkit.core.config import to_toml
-from vitkit.core.files import write_text
+from vitkit.core.files import write_bytes, write_text
 from vitkit.core.formatting import format_clock
 from vitkit.core.metrics_log import MetricsRecord
 from vitkit.core.shapes import Tensor
 from vitkit.data.dataset import ImageSource
 from vitkit.data.decode import decode
-from vitkit.evaluation.evaluation import EvaluationResult, evaluate_bundle
+from vitkit.evaluation.evaluation import EvaluationResult
+from vitkit.evaluation.metrics import Calibration, ClassMetrics, Confusion
+from vitkit.evaluation.protocols import PreparedData, evaluate_protocol
 from vitkit.objectives.config import get_builder
 from vitkit.report.charts import Panel, Series
 from vitkit.report.html import thumbnail
 from vitkit.report.run import ComparisonRow, MistakeExample, ReportData, RunReport, render_run_report
+from vitkit.training.budget import advise
 from vitkit.training.config import RunConfig
 from vitkit.training.data import RunData
 from vitkit.training.run_dir import RunContext, RunDir
@@ -33,13 +40,18 @@ from vitkit.weights.bundle import ModelBundle
 from vitkit.weights.pretraining import PretrainingWrapper, write_pretraining
 from vitkit.zoo.cost import EXA, TRAINING_FACTOR
 
+IMAGE_ARRAYS = ("targets", "predictions", "confidences", "target_probabilities")
 NUM_MISTAKES = 24
 """Number of misclassified images in the report."""
+POOR_TOP1 = 0.7
+"""Accuracy below which pretrained weights are suggested."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ComputeStats:
     """Compute of a run. FLOPs are 2 × multiply-adds; `utilization` is the fraction of the measured peak.
+
+    It is None if the run was faster than the peak, which then was measured on a busy machine or in another precision.
 
     `seconds` is the time of the training steps, without evaluation, saving and pauses.
     """
@@ -82,6 +94,12 @@ def finalize_run(
     """
     config, run_dir, ranks, callback = context.config, context.run_dir, context.ranks, context.callback
     builder = get_builder(config.objective)
+    if context.is_trial:
+        artifact_io.write_artifact(run_dir.path, bundle)
+        trial: dict[str, object] = {"validation": last_evaluation(metrics_log.read_metrics(run_dir.metrics))}
+        write_json(run_dir.summary, trial)
+        return trial
+    bundle, winner = keep_best(context, bundle)
     artifact_io.write_artifact(run_dir.path, bundle)
     if (settings := builder.pretraining_config()) is not None:
         write_pretraining(run_dir.path, PretrainingWrapper(settings=settings, state=dict(wrapper)))
@@ -94,7 +112,8 @@ def finalize_run(
             callback.on_progress(images)
             heartbeat()
 
-        result = evaluate_bundle(bundle, source, workers=context.workers, device=ranks.device, progress=on_progress)
+        images = PreparedData(source=source)
+        result = evaluate_protocol(bundle, images, workers=context.workers, device=ranks.device, progress=on_progress)
         evaluation = SplitEvaluation(split, source, result)
     metrics = metrics_log.read_metrics(run_dir.metrics)
     compute = measure_compute(
@@ -108,7 +127,8 @@ def finalize_run(
     for other in config.report.compare_with:
         if RunDir(Path(other)).read_summary() is None:
             callback.on_warning(f"report.compare_with: {other} is not a finished run")
-    report = render_report(config, bundle, data, run_dir=run_dir, evaluation=evaluation, compute=compute)
+    tried = describe_selection(context, data, evaluation, winner=winner)
+    report = render_report(config, bundle, data, run_dir=run_dir, evaluation=evaluation, compute=compute, tried=tried)
     write_text(run_dir.report, report)
     summary: dict[str, object] = {
         "model": bundle.name,
@@ -117,12 +137,86 @@ def finalize_run(
         "images": {"train": len(data.train)} | ({evaluation.split: len(evaluation.source)} if evaluation else {}),
         "bad_files": data.bad,
         "evaluated_on": evaluation.split if evaluation else None,
-        "result": evaluation.result.to_dict() if evaluation else None,
+        "result": summarize_result(evaluation.result) if evaluation else None,
         "validation": last_evaluation(metrics),
         "compute": asdict(compute),
-    }
+    } | ({"selection": tried} if tried else {})
+    if evaluation:
+        write_arrays(run_dir, evaluation.result)
+    if suggestion := suggest_pretrained(config, evaluation.result.top1 if evaluation else None):
+        summary["suggestion"] = suggestion
     write_json(run_dir.summary, summary)
     return summary
+
+
+def keep_best(context: RunContext, bundle: ModelBundle) -> tuple[ModelBundle, str]:
+    """Return the final model, or the best one before it if that has a better score on held-out photos."""
+    last = last_evaluation(metrics_log.read_metrics(context.run_dir.metrics))
+    if context.selection is None or last is None:
+        return bundle, "final run"
+    best, score = context.selection.best, (float(str(last["val_top1"])), -float(str(last["val_loss"])))
+    if score >= best.score:
+        return bundle, "final run"
+    message = f"kept {best.name}: {best.top1:.1%} of held-out photos, the final run {score[0]:.1%}"
+    context.callback.on_message(message)
+    return artifact_io.read_artifact(context.run_dir.path), best.name
+
+
+def describe_selection(
+    context: RunContext, data: RunData, evaluation: SplitEvaluation | None, *, winner: str
+) -> dict[str, object]:
+    """Return what was tried, what was kept, and what would help most; empty without a time budget."""
+    selection = context.selection
+    if selection is None:
+        return {}
+    counts = {name: int((data.train.labels == label).sum()) for label, name in enumerate(data.classes)}
+    result = evaluation.result if evaluation else None
+    recalls = {each.name: each.recall for each in result.per_class if each.recall is not None} if result else {}
+    top1 = result.top1 if result else selection.best.top1
+    return {
+        "minutes": selection.minutes,
+        "kept": winner,
+        "tried": [asdict(record) for record in selection.records],
+        "advice": advise(selection, counts=counts, recalls=recalls, top1=top1),
+    }
+
+
+def summarize_result(result: EvaluationResult) -> dict[str, object]:
+    """Return an evaluation as JSON values without the confusion matrix, which `write_arrays` writes."""
+    return {name: value for name, value in result.to_dict().items() if name != "confusion"}
+
+
+def write_arrays(run_dir: RunDir, result: EvaluationResult) -> None:
+    """Write the pairs of classes and the arrays by image of an evaluation, which the summary does not have."""
+    images = {name: getattr(result, name) for name in IMAGE_ARRAYS}
+    for path, arrays in ((run_dir.confusion, vars(result.confusion)), (run_dir.predictions, images)):
+        content = io.BytesIO()
+        np.savez_compressed(content, **arrays)
+        write_bytes(path, content.getvalue())
+
+
+def read_result(run_dir: RunDir, *, labels: tuple[str, ...]) -> EvaluationResult | None:
+    """Return the evaluation of a finished run; None if there was none."""
+    stored: Any = (run_dir.read_summary() or {}).get("result")
+    if stored is None:
+        return None
+    with np.load(run_dir.predictions, allow_pickle=False) as file:
+        arrays = {name: file[name] for name in IMAGE_ARRAYS}
+    with np.load(run_dir.confusion, allow_pickle=False) as file:
+        confusion = Confusion(**file)
+    bins = {
+        key: np.array([np.nan if each[key] is None else each[key] for each in stored["calibration"]])
+        for key in ("count", "confidence", "accuracy")
+    }
+    return EvaluationResult(
+        labels=labels,
+        **{key: stored[key] for key in ("count", "top1", "top5", "ece", "nll")},
+        intervals={name: (low, high) for name, (low, high) in stored["intervals"].items()},
+        per_class=[ClassMetrics(**each) for each in stored["per_class"]],
+        confusion=confusion,
+        calibration=Calibration(error=stored["ece"], **bins),
+        **arrays,
+    )
 
 
 def render_report(
@@ -133,6 +227,7 @@ def render_report(
     run_dir: RunDir,
     evaluation: SplitEvaluation | None,
     compute: ComputeStats,
+    tried: Mapping[str, Any],
 ) -> str:
     """Render the HTML report."""
     metrics, needs_labels = metrics_log.read_metrics(run_dir.metrics), config.objective.needs_labels
@@ -155,11 +250,17 @@ def render_report(
             reconstructions=run_dir.reconstructions.read_bytes() if run_dir.reconstructions.exists() else None,
             mistakes=mistake_images(evaluation, channels=config.data.channels) if evaluation else (),
             comparison=comparison_rows(config, run_dir, evaluation.result) if evaluation else (),
+            trials=trial_rows(tried),
+            notes=tuple(f"What would help: {line}" for line in tried.get("advice", ())),
             compute=compute_rows(compute),
             speed=(Panel(title="Images per second", series=speed),),
             environment=environment_rows(),
             bad_files=data.bad,
-            next_steps=next_steps(run_dir, needs_labels=needs_labels),
+            next_steps=next_steps(
+                run_dir,
+                needs_labels=needs_labels,
+                suggestion=suggest_pretrained(config, evaluation.result.top1 if evaluation else None),
+            ),
         )
     )
 
@@ -236,6 +337,16 @@ def mistake_images(evaluation: SplitEvaluation, *, channels: int) -> tuple[Mista
     return tuple(mistakes)
 
 
+def trial_rows(tried: Mapping[str, Any]) -> tuple[ComparisonRow, ...]:
+    """Return the probes and trials of a time budget as rows of a table."""
+    rows = []
+    for each in tried.get("tried", ()):
+        name = f"{each['name']} (kept)" if each["name"] == tried["kept"] else each["name"]
+        columns = {"loss": f"{each['loss']:.3f}", "steps": f"{each['steps']:,}", "seconds": f"{each['seconds']:.0f}"}
+        rows.append(ComparisonRow(label=name, top1=each["top1"], columns=columns))
+    return tuple(rows)
+
+
 def compute_rows(compute: ComputeStats) -> tuple[tuple[str, str], ...]:
     """Return the compute statistics as rows of a table."""
     rows = [
@@ -243,11 +354,14 @@ def compute_rows(compute: ComputeStats) -> tuple[tuple[str, str], ...]:
         ("Images seen", f"{compute.images_seen:,}"),
         ("Total FLOPs", f"{compute.exaflops:.3g} exaFLOPs"),
     ]
-    if compute.seconds and compute.images_per_second and compute.flops_per_second and compute.utilization is not None:
+    if compute.seconds and compute.images_per_second and compute.flops_per_second:
         rows += [
             ("Training time", format_clock(compute.seconds)),
             ("Images per second", f"{compute.images_per_second:,.0f}"),
             ("FLOPs per second", f"{compute.flops_per_second / 1e9:,.0f} GFLOP/s"),
+        ]
+    if compute.utilization is not None:
+        rows += [
             ("Utilization", f"{compute.utilization:.0%} of the peak"),
             ("Peak, float32 matrix products", f"{compute.peak_flops_per_second / 1e9:,.0f} GFLOP/s measured"),
         ]
@@ -267,15 +381,24 @@ def environment_rows() -> tuple[tuple[str, str], ...]:
     )
 
 
-def next_steps(run_dir: RunDir, *, needs_labels: bool) -> tuple[tuple[str, str], ...]:
-    """Return commands that use the model."""
-    run = run_dir.path.name
+def suggest_pretrained(config: RunConfig, top1: float | None) -> str | None:
+    """Return a command that starts from pretrained weights if a model that was trained from scratch is poor."""
+    if top1 is None or top1 >= POOR_TOP1 or config.model.init is not None:
+        return None
+    return f"vitkit train {shlex.quote(config.data.path)} --from auto --out NEW"
+
+
+def next_steps(run_dir: RunDir, *, needs_labels: bool, suggestion: str | None = None) -> tuple[tuple[str, str], ...]:
+    """Return commands that use the model, or make a better one."""
+    run = shlex.quote(str(run_dir.path))
     if not needs_labels:
         return (
             ("Fine-tune it on labeled images", f"vitkit finetune {run} LABELED-FOLDER --out NEW"),
             ("Evaluate its features", f"vitkit fewshot {run} LABELED-FOLDER"),
         )
+    better = [("Start from pretrained weights, which need fewer images", suggestion)] if suggestion else []
     return (
+        *better,
         ("Evaluate it on other images", f"vitkit eval {run} OTHER-FOLDER"),
         ("Fine-tune it on other classes", f"vitkit finetune {run} OTHER-FOLDER --out NEW"),
     )
@@ -296,6 +419,7 @@ def measure_compute(
     waits = [value for record in speed if isinstance(value := record.get("data_wait"), float)]
     rate = median(rates) if rates else None
     peak = measure_peak_flops(device) * ranks
+    utilization = rate * flops / peak if rate else None
     return ComputeStats(
         parameters=parameters,
         images_seen=images_seen,
@@ -306,7 +430,7 @@ def measure_compute(
         data_wait=mean(waits) if waits else None,
         flops_per_second=rate * flops if rate else None,
         peak_flops_per_second=peak,
-        utilization=rate * flops / peak if rate else None,
+        utilization=utilization if utilization is not None and utilization <= 1 else None,
         device=str(device),
         ranks=ranks,
         threads=torch.get_num_threads(),

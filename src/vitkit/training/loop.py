@@ -10,11 +10,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 from vitkit.core.errors import TrainingError, summarize
+from vitkit.core.metrics_log import validation_score
 from vitkit.core.signals import StopFlag, StopRequested
 from vitkit.data.loader import BatchLoader
 from vitkit.training.callbacks import Callback, StepMetrics
 from vitkit.training.checkpoint import Checkpoints
-from vitkit.training.run_dir import RunLogs, validation_score
+from vitkit.training.run_dir import RunLogs
 from vitkit.training.trainer import StepOutput, Trainer
 
 Evaluator = Callable[[Callable[[], bool]], dict[str, float]]

@@ -11,10 +11,11 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.nn.utils import parametrize
 from torch.optim.adamw import adamw
+from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from vitkit.core.errors import ConfigError
 from vitkit.core.shapes import Float, Tensor
-from vitkit.model.masked import ENCODER_PREFIX
+from vitkit.model.pretraining import ENCODER_PREFIX
 from vitkit.training.config import OptimizerConfig, ScheduleConfig
 from vitkit.training.distributed import distribute_like
 
@@ -166,7 +167,8 @@ class EMA:
     def update(self, parameters: NamedParameters, *, updates: int) -> None:
         """Include the current parameters."""
         decay = min(self.decay, (1 + updates) / (10 + updates))
-        torch._foreach_lerp_(list(self.values.values()), [parameters[name].data for name in self.values], 1 - decay)
+        current = [parameters[name].data for name in self.values]
+        get_ema_multi_avg_fn(decay)(list(self.values.values()), current, updates)
 
     @torch.no_grad()
     def swap(self, parameters: NamedParameters) -> None:

@@ -4,9 +4,10 @@ An interrupted run is resumed by the same call; a finished one is returned uncha
 tries rates on a part of the training images and trains with the best one on all; every trial is a run of its own.
 """
 
+import json
 import math
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
@@ -18,10 +19,11 @@ from vitkit.core.errors import ConfigError, TrainingError
 from vitkit.core.signals import StopFlag, StopRequested
 from vitkit.core.sizes import format_size
 from vitkit.data.config import check_augment
-from vitkit.data.dataset import ImageSource
+from vitkit.data.dataset import Dataset, ImageSource
 from vitkit.data.loader import BatchLoader, BatchShard, SamplerState, make_training_loader
 from vitkit.objectives.config import get_builder
 from vitkit.objectives.teacher import Teacher
+from vitkit.training.budget import Selection
 from vitkit.training.build import (
     build_model,
     build_trainer,
@@ -36,30 +38,31 @@ from vitkit.training.build import (
 from vitkit.training.callbacks import Callback
 from vitkit.training.checkpoint import Checkpoints, TrainState
 from vitkit.training.config import RunConfig
-from vitkit.training.data import RunData, open_run_data
+from vitkit.training.data import RunData, check_finished_data, open_run_data
 from vitkit.training.distributed import Ranks, join_ranks, run_on_main
 from vitkit.training.evaluation import make_evaluator
 from vitkit.training.finalize import finalize_run
+from vitkit.training.fit import explain_out_of_memory, resolve_accumulate, resolve_precision, tf32_products
 from vitkit.training.loop import Intervals, TrainingLoop
 from vitkit.training.run_dir import (
+    TRIALS_DIR,
     RunContext,
     RunDir,
     RunLogs,
     claim_run_dir,
     explain_io_errors,
-    find_best,
     read_metrics,
     was_evaluated,
 )
 from vitkit.training.trainer import Trainer
 from vitkit.weights.artifact import write_json
 from vitkit.weights.bundle import ModelBundle
+from vitkit.weights.run_checkpoint import write_description
 from vitkit.zoo.registry import create
+from vitkit.zoo.variants import ModelConfig
 
 MAX_EVALUATIONS = 20
 """Maximal number of evaluations of a run that does not set evaluation.every."""
-TRIALS_DIR = "sweep"
-"""Directory of the trials in that of the final run."""
 SWEEP_FILE = "sweep.json"
 """Result of a sweep, written last into the directory of the final run."""
 
@@ -86,20 +89,40 @@ class RunResult:
 
 
 def run_training(
-    config: RunConfig, out: Path | str, *, callback: Callback | None = None, stop: StopFlag | None = None
+    config: RunConfig,
+    out: Path | str,
+    *,
+    dataset: Dataset | None = None,
+    decisions: Sequence[str] = (),
+    callback: Callback | None = None,
+    stop: StopFlag | None = None,
+    is_trial: bool = False,
+    selection: Selection | None = None,
 ) -> RunResult:
-    """Start a run in directory `out`, resume it, or return its result if it is finished."""
+    """Start a run in directory `out`, resume it, or return its result if it is finished.
+
+    `dataset` is the one that the configuration names, if it is in memory. `decisions` are stored with a new run. A
+    trial has no report; `selection` is what was tried before, and its best model is kept if this run is not better.
+    """
     run_dir = RunDir(Path(out))
-    with explain_io_errors(run_dir), join_ranks(config.parallel) as ranks, claim_run_dir(run_dir, config, ranks=ranks):
+    with ExitStack() as stack:
+        stack.enter_context(explain_io_errors(run_dir))
+        ranks = stack.enter_context(join_ranks(config.parallel))
+        config = resolve_precision(config, run_dir, ranks)
+        stack.enter_context(claim_run_dir(run_dir, config, ranks=ranks, decisions=decisions))
         if (summary := run_dir.read_summary()) is not None:
+            check_finished_data(run_dir, ranks=ranks, dataset=dataset)
             return RunResult(run_dir, summary, already_finished=True)
         context = RunContext(
             config=config,
             run_dir=run_dir,
             ranks=ranks,
             workers=resolve_workers(config),
+            dataset=dataset,
             callback=callback if callback and ranks.is_main else Callback(),
             stop=stop or StopFlag(),
+            is_trial=is_trial,
+            selection=selection,
         )
         try:
             return RunResult(run_dir, complete_run(context))
@@ -121,28 +144,45 @@ def complete_run(context: RunContext) -> dict[str, object]:
 
     labels = data.classes if config.objective.needs_labels else ()
     model_config = resolve_model_config(config, num_classes=len(labels), pretrained=pretrained)
+    context = with_accumulate(context, model_config)
+    config = context.config
     preprocessing = resolve_preprocessing(config, model_config, pretrained)
     name, size = model_name(config, model_config, pretrained), format_size(model_config.image_size)
-    model = build_model(config, model_config, pretrained=pretrained, ranks=ranks, callback=callback)
-    parameters = sum(parameter.numel() for parameter in model.parameters())
-    callback.on_message(f"{name}: {parameters:,} parameters, images of {size} pixels, {intervals.total_steps:,} steps")
-    trainer = build_trainer(
-        config,
-        model,
-        preprocessing=preprocessing,
-        num_classes=len(labels),
-        total_steps=intervals.total_steps,
-        ranks=ranks,
-        teacher=teacher.select_classes(labels) if teacher else None,
-    )
-    run_loop(context, trainer, data, intervals)
+    bundle = ModelBundle(name=name, config=model_config, state={}, preprocessing=preprocessing, labels=labels)
+    with explain_out_of_memory(config, ranks), tf32_products(config, ranks):
+        model = build_model(config, model_config, pretrained=pretrained, ranks=ranks, callback=callback)
+        parameters = sum(parameter.numel() for parameter in model.parameters())
+        callback.on_message(
+            f"{name}: {parameters:,} parameters, images of {size} pixels, {intervals.total_steps:,} steps"
+        )
+        trainer = build_trainer(
+            config,
+            model,
+            preprocessing=preprocessing,
+            num_classes=len(labels),
+            total_steps=intervals.total_steps,
+            ranks=ranks,
+            teacher=teacher.select_classes(labels) if teacher else None,
+        )
+        run_on_main(ranks, lambda _: write_description(context.run_dir.path, bundle))
+        run_loop(context, trainer, data, intervals)
 
     weights, wrapper = final_weights(trainer, model)
-    bundle = ModelBundle(name=name, config=model_config, state=weights, preprocessing=preprocessing, labels=labels)
+    bundle = replace(bundle, state=weights)
     summary = run_on_main(
         ranks, lambda heartbeat: finalize_run(context, bundle, data, wrapper=wrapper, heartbeat=heartbeat)
     )
     return summary or {}
+
+
+def with_accumulate(context: RunContext, model: ModelConfig) -> RunContext:
+    """Determine the number of micro-batches and write it to config.toml, so that a resumed run keeps it."""
+    config, reason = resolve_accumulate(context.config, model, context.ranks)
+    if config != context.config:
+        run_on_main(context.ranks, lambda _: context.run_dir.write_config(config))
+    if reason:
+        context.callback.on_message(reason)
+    return replace(context, config=config)
 
 
 def run_loop(context: RunContext, trainer: Trainer, data: RunData, intervals: Intervals) -> None:
@@ -165,7 +205,7 @@ def run_loop(context: RunContext, trainer: Trainer, data: RunData, intervals: In
             callback=context.callback,
             logs=logs,
             evaluator=make_evaluator(trainer, data.val, context) if data.val else None,
-            best=find_best(run_dir),
+            best=metrics_log.find_best(run_dir.metrics),
         )
         if not loop.run(evaluate_first=bool(ranks.broadcast_int(int(evaluate_first)))):
             raise StopRequested
@@ -206,7 +246,7 @@ def check_config(config: RunConfig, *, pretrained: ModelBundle | None, teacher: 
         raise ConfigError(
             "model.shrink needs initial weights", expected="model.init, or model.shrink=1", got=config.model.shrink
         )
-    BatchShard(batch_size=schedule.batch_size, world_size=ranks.world_size, accumulate=schedule.accumulate)
+    BatchShard(batch_size=schedule.batch_size, world_size=ranks.world_size, accumulate=schedule.micro_batches)
     num_classes = 0 if not config.objective.needs_labels else pretrained.config.num_classes if pretrained else 2
     model_config = resolve_model_config(config, num_classes=num_classes, pretrained=pretrained)
     preprocessing = resolve_preprocessing(config, model_config, pretrained)
@@ -240,7 +280,10 @@ def open_training_batches(trainer: Trainer, source: ImageSource, *, workers: int
         source,
         start=SamplerState(trainer.config.seed, 0, 0).advance(images, size=len(source)),
         shard=BatchShard(
-            batch_size=schedule.batch_size, rank=ranks.rank, world_size=ranks.world_size, accumulate=schedule.accumulate
+            batch_size=schedule.batch_size,
+            rank=ranks.rank,
+            world_size=ranks.world_size,
+            accumulate=schedule.micro_batches,
         ),
         preprocessing=trainer.preprocessing,
         augment=trainer.config.augment,
@@ -255,6 +298,8 @@ def run_sweep(
     rates: Sequence[float],
     out: Path | str,
     *,
+    dataset: Dataset | None = None,
+    decisions: Sequence[str] = (),
     callback: Callback | None = None,
     stop: StopFlag | None = None,
 ) -> RunResult:
@@ -280,18 +325,26 @@ def run_sweep(
         for rate in rates:
             callback.on_message(f"trying lr {rate:g}")
             trial_dir = out / TRIALS_DIR / f"lr-{rate:g}"
-            result = run_training(with_lr(config, rate), trial_dir, callback=callback, stop=stop)
+            result = run_training(with_lr(config, rate), trial_dir, dataset=dataset, callback=callback, stop=stop)
             if result.summary is None:
                 return RunResult(RunDir(out), None, trials=tuple(trials))
             trials.append(read_trial(rate, result))
         best = best_trial(trials)
-        callback.on_message(f"lr {best.lr:g} is best on held-out images ({best.val_top1:.2%}); training on all images")
+        choice = f"lr {best.lr:g} is best on held-out images ({best.val_top1:.2%}); training on all images"
+        callback.on_message(choice)
         final = replace(with_lr(config, best.lr), data=replace(config.data, train_on="all"))
-        result = run_training(final, out, callback=callback, stop=stop)
+        decisions = (*decisions, choice)
+        result = run_training(final, out, dataset=dataset, decisions=decisions, callback=callback, stop=stop)
         if result.summary is not None:  # all ranks wait until the file exists
             record = {"chosen": best.lr, "trials": [trial._asdict() for trial in trials]}
             run_on_main(ranks, lambda _: write_json(out / SWEEP_FILE, record))
     return replace(result, trials=tuple(trials))
+
+
+def read_trials(out: Path) -> tuple[Trial, ...]:
+    """Return the trials of a finished sweep; none if there was no sweep."""
+    file = out / SWEEP_FILE
+    return tuple(Trial(**trial) for trial in json.loads(file.read_bytes())["trials"]) if file.exists() else ()
 
 
 def best_trial(trials: Sequence[Trial]) -> Trial:
@@ -307,6 +360,6 @@ def with_lr(config: RunConfig, lr: float) -> RunConfig:
 def read_trial(lr: float, result: RunResult) -> Trial:
     """Return the last evaluation of a finished run."""
     last = next((record for record in reversed(read_metrics(result.run_dir)) if "val_top1" in record), None)
-    if last is None or find_best(result.run_dir) is None:
+    if last is None or metrics_log.find_best(result.run_dir.metrics) is None:
         raise ConfigError("the trial was not evaluated: there are too few images to hold any out")
     return Trial(lr=lr, val_top1=float(str(last["val_top1"])), val_loss=float(str(last["val_loss"])))

@@ -22,8 +22,8 @@ from vitkit.training.build import resolve_workers
 from vitkit.training.callbacks import Callback
 from vitkit.training.config import ParallelConfig, RunConfig
 from vitkit.training.distributed import Ranks, join_ranks, run_on_main
-from vitkit.training.run import SWEEP_FILE, TRIALS_DIR, run_sweep, run_training, with_lr
-from vitkit.training.run_dir import RunDir
+from vitkit.training.run import SWEEP_FILE, run_sweep, run_training, with_lr
+from vitkit.training.run_dir import TRIALS_DIR, RunDir
 from vitkit.weights.artifact import write_json
 from vitkit.weights.load import load_bundle
 
@@ -89,7 +89,7 @@ def check_tasks(tasks: Sequence[SuiteTask], out: Path) -> list[SuiteTask]:
                 raise ConfigError(
                     f"{path} holds a run with a single learning rate",
                     got=f"rates {', '.join(f'{rate:g}' for rate in task.rates)}",
-                    hint="choose another directory with --out, or give that rate alone to resume this one",
+                    hint="choose another out (--out), or give that rate alone to resume this one",
                 )
         elif (
             task.model_from != INITIAL_WEIGHTS
@@ -193,7 +193,7 @@ def check_same_settings(task: SuiteTask, out: Path) -> None:
                 f"{run_dir.path} holds a sweep of other learning rates",
                 expected=tried,
                 got=list(rates),
-                hint="choose another directory with --out, or give the same rates to resume this one",
+                hint="choose another out (--out), or give the same rates to resume this one",
             )
         rates = (record["chosen"],)
     run_dir.claim(final_config(task, *rates))
@@ -286,7 +286,7 @@ def read_score(task: SuiteTask, out: Path) -> LeaderboardScore | None:
             f"{path} holds another evaluation",
             expected=record["key"],
             got=evaluation_key(task),
-            hint="choose another directory with --out",
+            hint="choose another out (--out)",
         )
     return parse_score(record.get("real") or record["result"])
 

@@ -4,7 +4,8 @@ Every random number of a step is a function of (seed, step, rank), so that the s
 contents alone. A step with a non-finite loss or gradient changes no weight.
 """
 
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,13 +15,14 @@ from torch import nn
 
 from vitkit.core.shapes import Float, Tensor
 from vitkit.core.signals import StopFlag
+from vitkit.data.augment import mix_batch, one_hot
 from vitkit.data.loader import BatchLoader, ImageBatch
-from vitkit.data.mixup import mix_batch, one_hot
 from vitkit.data.preprocessing import Preprocessing
+from vitkit.inference.engine import TRAINING_DTYPES
 from vitkit.objectives.base import Objective, PerImageRNG, SelfSupervised, training_use
 from vitkit.training.checkpoint import TrainState
 from vitkit.training.config import RunConfig
-from vitkit.training.distributed import Ranks, gradient_sync
+from vitkit.training.distributed import Ranks, gradient_sync, reshard
 from vitkit.training.optim import clip_gradients, gradient_norm, learning_rate, set_learning_rate
 
 LOG_NAMES = {"correct": "top1"}
@@ -58,7 +60,7 @@ class Trainer:
         config, step = self.config, self.state.progress.step
         rng = self.seed_step(step)
         lr = learning_rate(config.schedule, step=step, total_steps=self.total_steps)
-        micro_batches = config.schedule.accumulate
+        micro_batches, scaler = config.schedule.micro_batches, self.state.scaler
         loss = count = 0.0
         sums: dict[str, float] = {}
         if not self.model.training:  # walking over all modules takes a hundredth of a small step
@@ -69,12 +71,15 @@ class Trainer:
             with gradient_sync(self.model, enabled=index == micro_batches - 1):
                 with autocast(config, self.ranks.device):
                     output = self.objective(self.model, images, targets)
-                (output.loss / micro_batches).backward()
+                part = output.loss / micro_batches
+                (scaler.scale(part) if scaler else part).backward()
             loss += output.loss.item() * len(batch.labels)
             for name, value in output.metrics.items():
                 sums[name] = sums.get(name, 0.0) + value.item()
             count += len(batch.labels)
         parameters = [parameter for group in self.state.optimizer.param_groups for parameter in group["params"]]
+        if scaler:
+            scaler.unscale_(self.state.optimizer)
         norm = gradient_norm(parameters)
         is_finite = bool(np.isfinite(loss)) and bool(torch.isfinite(norm))
         loss, count, not_finite, stops, saves, *totals = self.ranks.all_reduce_sum(
@@ -87,6 +92,9 @@ class Trainer:
             if config.optimizer.clip is not None:
                 clip_gradients(parameters, limit=config.optimizer.clip, norm=norm)
             self.update(lr)
+        if scaler:
+            # Ranks must scale alike: the gradients of one rank may be finite where those of another are not.
+            scaler.update(scaler.get_scale() * scaler.get_backoff_factor() if not_finite else None)
         self.state.optimizer.zero_grad(set_to_none=True)
         self.state.progress.step += 1
         return StepOutput(
@@ -114,7 +122,7 @@ class Trainer:
         pixels = batch.pixels.to(self.ranks.device, non_blocking=True)
         images = self.preprocessing.normalize(pixels)
         if isinstance(self.objective, SelfSupervised):
-            first = (self.ranks.rank * self.config.schedule.accumulate + index) * len(pixels)
+            first = (self.ranks.rank * self.config.schedule.micro_batches + index) * len(pixels)
             use = training_use(self.state.progress.step)
             return images, self.objective.make_targets(
                 images, pixels, rng=PerImageRNG(seed=self.config.seed, use=use, first=first)
@@ -124,6 +132,14 @@ class Trainer:
         if batch.features is not None:
             targets = torch.cat([targets, batch.features.to(self.ranks.device)], dim=1)
         return mix_batch(images, targets, mixup=augment.mixup, cutmix=augment.cutmix, rng=rng)
+
+    @contextmanager
+    def evaluation_mode(self) -> Iterator[None]:
+        """Set the model to evaluation mode, with the moving average of its weights if there is one."""
+        self.model.eval()
+        with self.state.ema_weights():
+            yield
+        reshard(self.model)
 
     def update(self, lr: float) -> None:
         """Update the weights and their moving average."""
@@ -137,6 +153,10 @@ class Trainer:
 
 def autocast(config: RunConfig, device: torch.device) -> AbstractContextManager[Any]:
     """Return the autocast context of the forward pass."""
-    if config.parallel.precision == "fp32":
-        return nullcontext()
-    return torch.autocast(device.type, dtype=torch.bfloat16)
+    dtype = autocast_dtype(config)
+    return nullcontext() if dtype is None else torch.autocast(device.type, dtype=dtype)
+
+
+def autocast_dtype(config: RunConfig) -> torch.dtype | None:
+    """Return the type of the forward pass; None is float32, also for a precision that is not determined."""
+    return TRAINING_DTYPES.get(config.parallel.precision)

@@ -1,17 +1,17 @@
-"""Public function to adapt a weight file to another shape, and the labels that it takes."""
+"""Adaptation of a source to another shape, and the labels that it takes."""
 
 import json
 import logging
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Literal
 
 from vitkit.core.errors import ConfigError
-from vitkit.core.sizes import Size
+from vitkit.core.files import read_text
+from vitkit.core.result import Result
 from vitkit.data.layouts.registry import open_dataset
+from vitkit.typing import ModelSource
 from vitkit.weights import artifact as artifact_io
 from vitkit.weights.adapt_bundle import AdaptRequest, adapt_bundle
 from vitkit.weights.bundle import ModelBundle
@@ -22,8 +22,8 @@ from vitkit.zoo.registry import Model
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, kw_only=True)
-class AdaptResult:
+@dataclass(frozen=True, kw_only=True, repr=False)
+class AdaptResult(Result):
     """Adapted model, a description of each change, and the path it was written to."""
 
     source: str
@@ -53,36 +53,15 @@ class AdaptResult:
         }
 
 
-def adapt(
-    source: Path | str,
-    out: Path | str | None = None,
+def adapt_source(
+    source: ModelSource,
+    path: Path | None,
+    request: AdaptRequest,
     *,
-    image_size: Size | None = None,
-    patch_size: Size | None = None,
-    channels: int | None = None,
-    num_classes: int | None = None,
-    labels: Sequence[str] | Path | str | None = None,
-    pooling: Literal["class", "mean"] | None = None,
-    format: str | None = None,  # noqa: A002  the word users type
-    overwrite: bool = False,
+    format: str | None,  # noqa: A002  the word users type
+    overwrite: bool,
 ) -> AdaptResult:
-    """Return a copy of a model in another shape, and write it as an artifact if `out` is given.
-
-    `labels` are class names, or the path of a file with one per line, a run or a dataset. Classes of the same name keep
-    their weights; `num_classes` gives a new zero head.
-    """
-    if num_classes is not None and labels is not None:
-        raise ConfigError("labels already set the number of classes", hint="leave num_classes out")
-    names = read_labels(Path(labels)) if isinstance(labels, str | Path) else labels
-    request = AdaptRequest(
-        image_size=image_size,
-        patch_size=patch_size,
-        channels=channels,
-        num_classes=num_classes,
-        labels=None if names is None else tuple(names),
-        pooling=pooling,
-    )
-    path = None if out is None else Path(out)
+    """Return a copy of a model in another shape, and write it as an artifact if `path` is given."""
     if path is not None:
         check_output(path, source=source, format=format, overwrite=overwrite, as_directory=True)
     info, bundle = load_described(source, format=format)
@@ -90,7 +69,7 @@ def adapt(
     adapted, changes = adapt_bundle(bundle, request)
     if path is not None:
         write_output(path, lambda directory: artifact_io.write_artifact(directory, adapted), as_directory=True)
-    return AdaptResult(source=str(source), source_format=info.format, bundle=adapted, changes=changes, path=path)
+    return AdaptResult(source=info.file, source_format=info.format, bundle=adapted, changes=changes, path=path)
 
 
 def read_labels(path: Path) -> tuple[str, ...]:
@@ -98,7 +77,7 @@ def read_labels(path: Path) -> tuple[str, ...]:
     if path.is_dir() and not (path / artifact_io.LABELS).is_file():
         return _dataset_labels(path)
     try:
-        text = (path / artifact_io.LABELS if path.is_dir() else path).read_text(encoding="utf-8-sig")
+        text = read_text(path / artifact_io.LABELS if path.is_dir() else path)
     except FileNotFoundError as error:
         hint = "labels are a file with one class per line, a run, or a directory of images"
         raise ConfigError(f"{path}: no such file or directory", hint=hint) from error

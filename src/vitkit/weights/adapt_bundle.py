@@ -78,10 +78,10 @@ def _choose_config(config: ModelConfig, request: AdaptRequest, *, num_classes: i
     """Return the requested configuration. A new head is the plain one of fine-tuning (section 3.2)."""
     if not isinstance(config, ViTConfig) and (request.patch_size or request.pooling):
         raise ConfigError("a ResNet has no patches and no class token", hint="leave patch size and pooling out")
-    settings = []
+    settings: dict[str, object] = {}
     if request.pooling and request.pooling != getattr(config, "pooling", None):
         # The class token is added and removed with the pooling that reads it.
-        settings = [f"pooling={request.pooling}", "tokens.class_token=none"]
+        settings = {"pooling": request.pooling, "tokens.class_token": None}
     if new_head and isinstance(config, ViTConfig):
         config = replace(config, head=replace(config.head, pre_logits=None, bias=0.0))
     return configure(

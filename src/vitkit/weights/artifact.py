@@ -41,6 +41,7 @@ WEIGHTS, CONFIG, PREPROCESSING = "model.safetensors", "config.json", "preprocess
 LABELS, REFERENCE, MODEL_CARD, CHECKSUMS = "labels.json", "reference.json", "README.md", "checksums.json"
 FILES = (WEIGHTS, CONFIG, PREPROCESSING, LABELS, REFERENCE)
 """Files that are not loaded if they have changed. The model card may be edited."""
+ALL_FILES = (*FILES, MODEL_CARD, CHECKSUMS)
 FORMAT_NAME, FORMAT_TITLE = "vitkit", "vitkit artifact"
 FORMAT_VERSION = 3
 """Version 3 renamed configuration keys (`num_classes`, `crop_fraction`); earlier artifacts are refused."""
@@ -238,10 +239,10 @@ def _check_version(path: Path) -> None:
         return
     description = config.get("vitkit", config)  # at the top level in version 1
     version = description.get("version", 1) if isinstance(description, Mapping) else None
-    if not isinstance(version, int) or version == FORMAT_VERSION:
+    if version is None or (type(version) is int and version == FORMAT_VERSION):
         return
-    hint = "update vitkit"
-    if version < FORMAT_VERSION:
+    hint = "update vitkit" if type(version) is int else "the file is damaged; download or copy it again"
+    if type(version) is int and version < FORMAT_VERSION:
         command = f"vitkit weights convert {path} OUT --to timm"
         hint = f"train again, or run `{command}` with the vitkit version that wrote it and load OUT"
     raise WeightsError(f"{path}: another artifact version", expected=FORMAT_VERSION, got=version, hint=hint)

@@ -11,6 +11,7 @@ import torch
 from vitkit.core.config import to_mapping
 from vitkit.core.errors import WeightsError
 from vitkit.core.files import escape_surrogates
+from vitkit.core.formatting import format_value
 from vitkit.core.shapes import Float, Tensor
 from vitkit.core.sizes import pair
 from vitkit.data.preprocessing import Preprocessing
@@ -145,14 +146,3 @@ def format_change(key: str, pair: ValuePair) -> str:
     'block.activation gelu_tanh → gelu_erf'
     """
     return f"{key} {format_value(pair.a)} → {format_value(pair.b)}"
-
-
-def format_value(value: object) -> str:
-    """Format a value as settings are written.
-
-    >>> format_value(None), format_value(1e-6), format_value([224, 320])
-    ('none', '1e-06', '224x320')
-    """
-    if isinstance(value, list | tuple):
-        return ("x" if all(isinstance(part, int) for part in value) else " ").join(map(str, value))
-    return "none" if value is None else str(value).lower() if isinstance(value, bool) else str(value)

@@ -12,13 +12,16 @@ from pathlib import Path
 
 import torch
 
-from vitkit.core.config import apply_overrides
+from vitkit.core.config import apply_settings, format_settings
 from vitkit.core.environment import release_freed_memory
 from vitkit.core.errors import WeightsError, did_you_mean, summarize
 from vitkit.core.files import commit_directory
+from vitkit.core.result import Result
 from vitkit.core.shapes import Tensor
 from vitkit.model.config import ViTConfig
+from vitkit.typing import ModelSource
 from vitkit.weights import artifact as artifact_io
+from vitkit.weights.adapt_bundle import AdaptRequest, adapt_bundle
 from vitkit.weights.bundle import (
     ModelBundle,
     affects_logits,
@@ -32,13 +35,13 @@ from vitkit.weights.formats.base import Format
 from vitkit.weights.formats.registry import FORMATS
 from vitkit.weights.io.readers import SUFFIXES, open_tensors
 from vitkit.weights.io.writers import save_npz, save_safetensors, save_torch
-from vitkit.weights.load import check_shapes, find_format, identify, resolve_source
+from vitkit.weights.load import check_shapes, find_format, identify, resolve_source, source_name
 from vitkit.weights.rules import Rule, apply_rules
 from vitkit.zoo.variants import ModelConfig
 
-FIXED_SETTINGS = {
+FIXED_SETTINGS: dict[str, tuple[object, ...]] = {
     "block.activation": ("gelu_erf", "gelu_tanh"),
-    "block.norm_eps": ("1e-6", "1e-5"),
+    "block.norm_eps": (1e-6, 1e-5),
     "backbone.origin": ("timm", "google"),
     "origin": ("timm", "google"),
 }
@@ -48,11 +51,12 @@ REPORT_HINT = "do not use it, and report this as a bug"
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, kw_only=True)
-class ConversionResult:
+@dataclass(frozen=True, kw_only=True, repr=False)
+class ConversionResult(Result):
     """Outcome of a conversion.
 
-    `dropped` lists what the format cannot store, `differs` what its library does differently or reads differently.
+    `dropped` lists what the format cannot store: tensors by name, labels and preprocessing by description. `differs`
+    lists what its library does differently or reads differently.
     """
 
     source: str
@@ -69,52 +73,73 @@ class ConversionResult:
     def to_dict(self) -> dict[str, object]:
         """Return the output of `vitkit weights convert --json`."""
         values = vars(self) | {"path": str(self.path)}
-        return {key: list(value) if isinstance(value, tuple) else value for key, value in values.items()}
+        return {
+            key: list(value) if isinstance(value, tuple) else value
+            for key, value in values.items()
+            if key != "warnings"
+        }
 
 
-def convert(
-    source: Path | str,
-    out: Path | str,
+def convert_source(
+    source: ModelSource,
+    out: Path,
     *,
     to: str,
-    settings: Sequence[str] = (),
-    format: str | None = None,  # noqa: A002  the word users type
-    overwrite: bool = False,
+    settings: Mapping[str, object],
+    format: str | None,  # noqa: A002  the word users type
+    overwrite: bool,
+    allow_loss: bool,
 ) -> ConversionResult:
-    """Write a model in another format, read it back, and compare every value.
-
-    A format that cannot represent the model is an error. `settings` override the configuration, for files that state it
-    wrongly; they must not change the tensors.
-    """
+    """Write a model in another format, read it back, and compare every value."""
     release_freed_memory()
-    out, target = Path(out), find_format(to)
+    target = find_format(to)
     as_directory = target is None or target.file_type == "safetensors"
     check_output(out, source=source, format=format, overwrite=overwrite, as_directory=as_directory)
     info, bundle = load_described(source, format=format)
     logger.info("read %s: %s, %s", info.file, info.title, info.model)
-    config, changes = apply_settings(bundle, settings, source=source)
-    bundle = replace(bundle, config=config)
+    config, changes = change_config(bundle, settings, source=source_name(source))
+    bundle, dropped = fit_format(target, replace(bundle, config=config), allow_loss=allow_loss)
     write_output(out, lambda path: write_format(target, path, bundle), as_directory=as_directory)
     check = read_back(target, out, bundle)
     return ConversionResult(
-        source=str(source),
+        source=info.file,
         source_format=info.format,
         path=out,
         format=to,
         model=info.model,
         tensors=len(bundle.state),
         changes=tuple(changes),
-        dropped=check.dropped,
+        dropped=(*dropped, *check.dropped),
         differs=(*preprocessing_differences(target, bundle), *check.settings),
         notes=info.notes,
     )
 
 
-def apply_settings(
-    bundle: ModelBundle, settings: Sequence[str], *, source: Path | str
+def fit_format(target: Format | None, bundle: ModelBundle, *, allow_loss: bool) -> tuple[ModelBundle, tuple[str, ...]]:
+    """Return a model without the head if the format cannot hold it, and the names of the tensors that are left out.
+
+    Without `allow_loss` that is an error. A format that cannot hold the rest of the model is one in any case.
+    """
+    if target is None or not (reason := target.unsupported_reason(bundle.config)) or not bundle.config.num_classes:
+        return bundle, ()
+    encoder, _ = adapt_bundle(bundle, AdaptRequest(num_classes=0))
+    if target.unsupported_reason(encoder.config):
+        return bundle, ()
+    dropped = tuple(sorted(bundle.state.keys() - encoder.state.keys()))
+    if not allow_loss:
+        raise WeightsError(
+            f"{target.title} cannot represent this model: {reason}",
+            hint=f"{_suggest_formats(target, bundle.config)}; or --allow-loss (allow_loss=True), which leaves out "
+            + ", ".join(dropped),
+        )
+    return encoder, dropped
+
+
+def change_config(
+    bundle: ModelBundle, settings: Mapping[str, object], *, source: Path | str
 ) -> tuple[ModelConfig, list[str]]:
     """Return the configuration with settings applied, and a description of each change; tensors must stay the same."""
-    config = apply_overrides(bundle.config, settings)
+    config = apply_settings(bundle.config, settings)
     if config == bundle.config:
         return config, []
     try:
@@ -189,18 +214,18 @@ def _write_directory(target: Format, out: Path, bundle: ModelBundle, tensors: Ma
 def _suggest_formats(target: Format, config: ModelConfig) -> str:
     able = ["vitkit", *(name for name, entry in FORMATS.items() if not entry.unsupported_reason(config))]
     settings = suggest_settings(target, config)
-    otherwise = f"; or add {' '.join(settings)}, which changes the logits" if settings else ""
+    otherwise = f"; or add {' '.join(format_settings(settings))}, which changes the logits" if settings else ""
     return f"formats that can: {', '.join(able)}{otherwise}"
 
 
-def suggest_settings(target: Format, config: ModelConfig) -> list[str]:
-    """Return the fewest settings that make a format able to represent a model of the same tensors; [] if none do."""
+def suggest_settings(target: Format, config: ModelConfig) -> dict[str, object]:
+    """Return the fewest settings that make a format able to represent a model of the same tensors; {} if none do."""
     current = flatten_settings(config)
     # A gated MLP has other tensors than one with a GELU.
     able = {key: values for key, values in FIXED_SETTINGS.items() if key in current and current[key] != "swiglu"}
-    choices = product(*([None, *(f"{key}={value}" for value in values)] for key, values in able.items()))
-    candidates = sorted(([setting for setting in choice if setting] for choice in choices), key=len)
-    return next((each for each in candidates if not target.unsupported_reason(apply_overrides(config, each))), [])
+    choices = product(*([None, *((key, value) for value in values)] for key, values in able.items()))
+    candidates = sorted((dict(filter(None, choice)) for choice in choices), key=len)
+    return next((each for each in candidates if not target.unsupported_reason(apply_settings(config, each))), {})
 
 
 # Reading back
@@ -276,7 +301,7 @@ def preprocessing_differences(target: Format | None, bundle: ModelBundle) -> lis
 def check_output(
     out: Path,
     *,
-    source: Path | str,
+    source: ModelSource,
     overwrite: bool,
     as_directory: bool,
     format: str | None = None,  # noqa: A002  the word users type
@@ -289,7 +314,7 @@ def check_output(
         hint = did_you_mean(parent.name, neighbors) or f"create it first: mkdir -p {out.parent}"
         raise WeightsError(f"{out.parent}: no such directory", hint=hint)
     if out.exists():
-        if out.resolve() in (path.resolve(), path.resolve().parent):
+        if isinstance(path, Path) and out.resolve() in (path.resolve(), path.resolve().parent):
             raise WeightsError(f"{out} is the source itself", hint="choose another output path")
         if as_directory != out.is_dir():
             expected, got = ("a directory", "a file") if as_directory else ("a file", "a directory")

@@ -9,19 +9,28 @@ from pathlib import Path
 import torch
 
 from vitkit.core.config import to_mapping
+from vitkit.core.result import Result
 from vitkit.core.shapes import Tensor
 from vitkit.core.sizes import Size, format_size
 from vitkit.data.preprocessing import Preprocessing
+from vitkit.typing import ModelSource
 from vitkit.weights import artifact as artifact_io
 from vitkit.weights.bundle import ModelBundle, ValuePair, are_class_numbers, diff_settings
 from vitkit.weights.io.readers import open_tensors
-from vitkit.weights.load import identify, load_stored_bundle, reads_as_artifact, resolve_source
+from vitkit.weights.load import (
+    identify,
+    load_stored_bundle,
+    read_own,
+    reads_as_artifact,
+    resolve_source,
+    source_name,
+)
 from vitkit.zoo.registry import create
 from vitkit.zoo.variants import ModelConfig
 
 
-@dataclass(frozen=True, kw_only=True)
-class WeightsInfo:
+@dataclass(frozen=True, kw_only=True, repr=False)
+class WeightsInfo(Result):
     """Description of a weight file. It can be loaded only if nothing is missing or extra."""
 
     file: str
@@ -72,15 +81,15 @@ class WeightsInfo:
         }
 
 
-def describe_weights(source: Path | str, *, format: str | None = None) -> WeightsInfo:  # noqa: A002  the word users type
-    """Identify a weight file of any format. Missing and extra tensors are listed, not refused."""
+def describe_source(source: ModelSource, *, format: str | None = None) -> WeightsInfo:  # noqa: A002  the word users type
+    """Identify a model of any format. Missing and extra tensors are listed, not refused."""
     path = resolve_source(source, format=format)
-    if reads_as_artifact(path, format):
-        return _describe_artifact(artifact_io.read_artifact(path), source)
+    if not isinstance(path, Path) or reads_as_artifact(path, format):
+        return _describe_own(*read_own(path), source)
     with open_tensors(path) as tensors:
         weights = identify(tensors, format=format)
         return WeightsInfo(
-            file=str(source),
+            file=source_name(source),
             format=weights.format.name,
             title=weights.format.title,
             model=weights.name,
@@ -94,20 +103,20 @@ def describe_weights(source: Path | str, *, format: str | None = None) -> Weight
         )
 
 
-def load_described(source: Path | str, *, format: str | None = None) -> tuple[WeightsInfo, ModelBundle]:  # noqa: A002
-    """Return the description of a weight file and the model in it, at the image size it is stored for."""
+def load_described(source: ModelSource, *, format: str | None = None) -> tuple[WeightsInfo, ModelBundle]:  # noqa: A002
+    """Return the description of a source and the model in it, at the image size it is stored for."""
     path = resolve_source(source, format=format)
-    if reads_as_artifact(path, format):
-        bundle = artifact_io.read_artifact(path)
-        return _describe_artifact(bundle, source), bundle
-    info = describe_weights(source, format=format)
+    if not isinstance(path, Path) or reads_as_artifact(path, format):
+        bundle, notes = read_own(path)
+        return _describe_own(bundle, notes, source), bundle
+    info = describe_source(source, format=format)
     return info, load_stored_bundle(path, format=info.format)
 
 
-def _describe_artifact(bundle: ModelBundle, source: Path | str) -> WeightsInfo:
+def _describe_own(bundle: ModelBundle, notes: tuple[str, ...], source: ModelSource) -> WeightsInfo:
     expected = create(bundle.config, device="meta").state_dict().keys()
     return WeightsInfo(
-        file=str(source),
+        file=source_name(source),
         format=artifact_io.FORMAT_NAME,
         title=artifact_io.FORMAT_TITLE,
         model=bundle.name,
@@ -116,6 +125,7 @@ def _describe_artifact(bundle: ModelBundle, source: Path | str) -> WeightsInfo:
         labels=bundle.labels,
         missing=tuple(sorted(expected - bundle.state.keys())),
         extra=tuple(sorted(bundle.state.keys() - expected)),
+        notes=notes,
         dtypes=_dtype_names(tensor.dtype for tensor in bundle.state.values()),
     )
 
@@ -169,8 +179,8 @@ class TensorDifference:
         return vars(self) | {"shape": list(self.shape), "other_shape": list(self.other_shape)}
 
 
-@dataclass(frozen=True, kw_only=True)
-class WeightsDiff:
+@dataclass(frozen=True, kw_only=True, repr=False)
+class WeightsDiff(Result):
     """Differences between two models, with tensors under vitkit's names."""
 
     tensors: tuple[TensorDifference, ...]
@@ -216,14 +226,11 @@ class WeightsDiff:
         } | {key: {"file": info.file, "format": info.format} for key, info in sources.items() if info}
 
 
-def diff_weights(
-    a: Path | str, b: Path | str, *, format_a: str | None = None, format_b: str | None = None
-) -> WeightsDiff:
-    """Compare two models of any format, tensor by tensor."""
-    sources = ((a, format_a), (b, format_b))
-    for source, name in sources:  # a missing file is reported before the other is read
+def diff_sources(a: tuple[ModelSource, str | None], b: tuple[ModelSource, str | None]) -> WeightsDiff:
+    """Compare two models of any format, tensor by tensor; each is a source and its format."""
+    for source, name in (a, b):  # a missing file is reported before the other is read
         resolve_source(source, format=name)
-    (info_a, bundle_a), (info_b, bundle_b) = (load_described(source, format=name) for source, name in sources)
+    (info_a, bundle_a), (info_b, bundle_b) = (load_described(source, format=name) for source, name in (a, b))
     return replace(diff_bundles(bundle_a, bundle_b), a=info_a, b=info_b)
 
 

@@ -4,16 +4,19 @@ huggingface_hub downloads and caches the files; without a network, cached files 
 files that describe them are downloaded: no code of a repository ever reaches the disk.
 """
 
+import logging
 import os
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from functools import partial
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 
 from vitkit.core.errors import MissingDependencyError, WeightsError
+from vitkit.core.formatting import format_bytes, safe_text
 
 PREFIX = "hub:"
 SYNTAX = "hub:owner/name, hub:owner/name@revision or hub:owner/name/file"
@@ -31,6 +34,8 @@ _WORD = r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,94}[A-Za-z0-9_])?"
 _PART = r"[A-Za-z0-9_][A-Za-z0-9._+=-]{0,199}"
 _NAME = re.compile(rf"(?P<repository>{_WORD}/{_WORD})(?:/(?P<file>{_PART}(?:/{_PART})*))?(?:@(?P<revision>[^@]+))?")
 _REVISION = re.compile(rf"{_PART}(?:/{_PART})*")
+
+logger = logging.getLogger(__name__)
 
 
 class NotCachedError(WeightsError):
@@ -65,24 +70,28 @@ def parse_hub_name(name: str) -> HubName:
     return HubName(repository=match["repository"], file=file, revision=revision)
 
 
-def resolve_path(source: Path | str) -> Path:
-    """Return a path as it is, and a `hub:` name as the path of its files in the cache."""
-    text = str(source)
-    return resolve_hub_name(text) if text.startswith(PREFIX) else Path(source)
+def is_hub_name(name: str) -> bool:
+    """Return whether a name is one that `resolve_hub_name` accepts."""
+    try:
+        parse_hub_name(name)
+    except WeightsError:
+        return False
+    return True
 
 
-def resolve_hub_name(name: str) -> Path:
+def resolve_hub_name(name: str, *, local: bool = False) -> Path:
     """Return the directory of a `hub:` name, or its file if the name has one; download what is not cached.
 
-    With HF_HUB_OFFLINE=1 or without a network, only the cache is used, and a missing file is an error that names it.
+    With `local`, HF_HUB_OFFLINE=1 or without a network, only the cache is used, and a missing file is an error that
+    names it.
     """
     parsed = parse_hub_name(name)
     hub = import_hub_library("huggingface_hub")
     cache = hub_cache_dir()
     if parsed.file is None:
-        path = _fetch_repository(hub, parsed, cache)
+        path = _fetch_repository(hub, parsed, cache, local=local)
     else:
-        path = _fetch_file(hub, parsed, parsed.file, cache)
+        path = _fetch_file(hub, parsed, parsed.file, cache, local=local)
     _check_inside(path, parsed, cache)
     return path
 
@@ -108,16 +117,17 @@ def is_offline() -> bool:
     return bool(import_hub_library("huggingface_hub.constants").HF_HUB_OFFLINE)
 
 
-def _fetch_repository(hub: ModuleType, name: HubName, cache: Path) -> Path:
+def _fetch_repository(hub: ModuleType, name: HubName, cache: Path, *, local: bool) -> Path:
     """Return the directory with the weights of a repository: safetensors, or else pickles of torch."""
     fetch = partial(hub.snapshot_download, name.repository, revision=name.revision)
     path, missing = Path(), None
+    is_local = local or not _announce_download(hub, name, cache)
     for weights in (SAFETENSORS_FILES, PICKLE_FILES):
         # Other programs may have cached weights without all metadata; config.json alone is enough.
         for metadata in (METADATA_FILES, (CONFIG,)):
-            local = missing is not None or is_offline()
+            cached_only = missing is not None or is_local
             try:
-                path = _download(partial(fetch, allow_patterns=[*metadata, *weights]), name, cache, local=local)
+                path = _download(partial(fetch, allow_patterns=[*metadata, *weights]), name, cache, local=cached_only)
             except NotCachedError as error:
                 missing = missing or error
                 continue
@@ -134,20 +144,44 @@ def _fetch_repository(hub: ModuleType, name: HubName, cache: Path) -> Path:
     )
 
 
-def _fetch_file(hub: ModuleType, name: HubName, file: str, cache: Path) -> Path:
+def _fetch_file(hub: ModuleType, name: HubName, file: str, cache: Path, *, local: bool) -> Path:
     """Return one file of a repository.
 
     hf_hub_download retries an unreachable network for half a minute before it looks into the cache, snapshot_download
     tries once. So the snapshot comes first, and hf_hub_download only reports why the file is not in it.
     """
     snapshot = partial(hub.snapshot_download, name.repository, revision=name.revision, allow_patterns=[file])
-    path = _download(snapshot, name, cache, local=is_offline()) / file
+    is_local = local or not _announce_download(hub, name, cache)
+    path = _download(snapshot, name, cache, local=is_local) / file
     if path.exists():
         return path
-    if is_offline():  # some versions of hf_hub_download would contact the hub all the same
+    if is_local:  # some versions of hf_hub_download would contact the hub all the same
         raise _not_cached(name, cache)
     single = partial(hub.hf_hub_download, name.repository, file, revision=name.revision)
     return _download(single, name, cache, local=False)
+
+
+def _announce_download(hub: ModuleType, name: HubName, cache: Path) -> bool:
+    """Log weights, size and license of what is not in the cache. Return False if the hub cannot be reached."""
+    if is_offline():
+        return False
+    errors = import_hub_library("huggingface_hub.errors")
+    try:
+        info = hub.model_info(name.repository, revision=name.revision, files_metadata=True)
+    except errors.HfHubHTTPError:  # reported by the download
+        return True
+    except Exception:  # of its HTTP library, which differs between versions
+        return False
+    files = {each.rfilename: each.size or 0 for each in info.siblings}
+    choices = ((name.file,),) if name.file else (SAFETENSORS_FILES, PICKLE_FILES)
+    matches = ([file for file in files if any(fnmatchcase(file, each) for each in patterns)] for patterns in choices)
+    weights = next(filter(None, matches), [])
+    snapshot = cache / f"models--{name.repository.replace('/', '--')}" / "snapshots" / str(info.sha)
+    if missing := [file for file in weights if not (snapshot / file).exists()]:
+        size = format_bytes(sum(files[file] for file in missing))
+        license_name = safe_text(str(getattr(info.card_data, "license", None) or "not stated"))
+        logger.info("downloading %s: %s, license %s", name, size, license_name)
+    return True
 
 
 def _not_cached(name: HubName, cache: Path) -> NotCachedError:

@@ -4,17 +4,24 @@ The first registered format that matches a file's names and shapes infers the co
 file's tensors to vitkit's.
 """
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
+from torch import nn
 
 from vitkit.core.errors import ConfigError, WeightsError, did_you_mean
+from vitkit.core.files import replace_directory
 from vitkit.core.shapes import Tensor
 from vitkit.core.sizes import Size, format_size, pair
 from vitkit.data.image_processors import find_unknown_keys
 from vitkit.data.preprocessing import Preprocessing, get_preprocessing
+from vitkit.model.resnet import BiT
+from vitkit.model.vit import ViT
+from vitkit.typing import ModelSource
+from vitkit.typing import Path as PathType
 from vitkit.weights import artifact as artifact_io
 from vitkit.weights.adapt_bundle import AdaptRequest, adapt_bundle
 from vitkit.weights.bundle import ModelBundle
@@ -22,15 +29,19 @@ from vitkit.weights.formats.base import FileMetadata, Format
 from vitkit.weights.formats.huggingface import read_labels
 from vitkit.weights.formats.registry import FORMATS, detect_format, get_format
 from vitkit.weights.formats.timm.config import read_preprocessing
-from vitkit.weights.hub import resolve_path
+from vitkit.weights.hub import PREFIX, NotCachedError, hub_cache_dir, is_hub_name, is_offline, resolve_hub_name
 from vitkit.weights.io.checks import read_json
 from vitkit.weights.io.readers import INDEX, SUFFIXES, TensorFile, open_tensors
 from vitkit.weights.rules import KeyMatch, Rule, apply_rules, match_keys
-from vitkit.zoo.pretrained import find_pretrained_file
+from vitkit.weights.run_checkpoint import is_unfinished_run, read_unfinished_run
+from vitkit.zoo.pretrained import PretrainedWeights, find_pretrained_file, find_pretrained_name, get_pretrained_names
 from vitkit.zoo.registry import Model, create, get_model_name, set_defaults
 from vitkit.zoo.variants import ModelConfig
 
 WEIGHT_FILES = (*SUFFIXES, INDEX)
+EMBEDDED = "embedded"
+"""Name of the weights that come with the package."""
+EMBEDDED_DIR = Path(__file__).parent / EMBEDDED
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -202,36 +213,107 @@ def labels_from_config(config: Mapping[str, object], *, num_classes: int) -> tup
     return tuple(map(str, range(num_classes)))
 
 
+# Sources
+
+
+def resolve_source(source: ModelSource, *, format: str | None = None) -> Path | Model:  # noqa: A002
+    """Return the local path of a source, downloading from the hub if necessary, or the model itself.
+
+    A string is an existing path, a `hub:` name, the name of a published model or "embedded", in this order. The weight
+    file of an artifact stands for the artifact. An unknown format is an error.
+    """
+    find_format(format)
+    if isinstance(source, nn.Module):
+        return unwrap_model(source)
+    path = Path(source)
+    if not path.exists():
+        name = str(path)
+        if name == EMBEDDED:
+            return EMBEDDED_DIR
+        weights = None if name.startswith(PREFIX) else find_pretrained_name(name)
+        if weights is None and not name.startswith(PREFIX):
+            raise _not_found(path)
+        path = resolve_hub_name(name) if weights is None else _download_published(weights)
+    is_part = path.name == artifact_io.WEIGHTS and (path.parent / artifact_io.CHECKSUMS).is_file()
+    return path.parent if is_part and reads_as_artifact(path.parent, format) else path
+
+
+def source_name(source: ModelSource) -> str:
+    """Return how messages and results name a source: as it was given, or the name of the model."""
+    if isinstance(source, nn.Module):
+        model = unwrap_model(source)
+        set_defaults(model)
+        return model.name
+    return os.fspath(source)
+
+
+def source_path(source: ModelSource) -> Path | None:
+    """Return the path of a source that exists on this machine, without downloading; None for a name or a model."""
+    if isinstance(source, nn.Module):
+        return None
+    path = Path(source_name(source))
+    return path if path.exists() else None
+
+
+def unwrap_model(module: nn.Module) -> Model:
+    """Return the model inside the wrappers of `torch.compile` and of DistributedDataParallel."""
+    while not isinstance(module, ViT | BiT):
+        inner = getattr(module, "_orig_mod", None) or getattr(module, "module", None)
+        if not isinstance(inner, nn.Module):
+            raise WeightsError(
+                f"{type(module).__name__} is not a model of vitkit",
+                expected="a ViT or BiT",
+                hint="for a module that contains one, pass that part of it, such as module.model",
+            )
+        module = inner
+    return module
+
+
+def _download_published(weights: PretrainedWeights) -> Path:
+    try:
+        return resolve_hub_name(weights.source)
+    except NotCachedError as error:
+        name = weights.source.removeprefix(PREFIX)
+        title = name.removeprefix("timm/").partition(".")[0] if weights.format == "timm" else name
+        message = f"{title}: not in the hub cache ({hub_cache_dir()}), and the hub cannot be reached"
+        connect = "unset HF_HUB_OFFLINE and connect once" if is_offline() else "connect once"
+        raise NotCachedError(message, hint=f'{connect}, or pass "path/to/weights"') from error
+
+
+def _not_found(path: Path) -> WeightsError:
+    name, parent = str(path), path.absolute().parent
+    entries = [entry for entry in parent.iterdir() if entry.exists()] if parent.is_dir() else []
+    hint = did_you_mean(name, [str(path.with_name(entry.name)) for entry in entries])
+    hint = hint or did_you_mean(name, get_pretrained_names())
+    message = f"{name}: no such file or directory"
+    if is_hub_name(f"{PREFIX}{name}") and not name.endswith(WEIGHT_FILES):
+        message += ", and no published model of that name"
+        hint = hint or f'for Hugging Face: vitkit.load("{PREFIX}{name}")'
+    return WeightsError(message, hint=hint or "name a run, a weight file, hub:owner/name or embedded")
+
+
+def reads_as_artifact(path: Path, format: str | None) -> bool:  # noqa: A002
+    """Return whether a path is read as an artifact or run. A directory without weights is, for the error message."""
+    if format is not None:
+        return format == artifact_io.FORMAT_NAME
+    return artifact_io.is_artifact(path) or is_unfinished_run(path) or not has_weights(path)
+
+
 # Loading and saving
 
 
 def load(
-    source: Path | str,
+    source: ModelSource,
     *,
     device: str | torch.device = "cpu",
     dtype: torch.dtype | None = None,
     format: str | None = None,  # noqa: A002  the word users type
 ) -> Model:
-    """Load a model as its author evaluated it: in eval mode, with `.preprocess`, `.labels` and `.config`.
-
-    Args:
-        source: A run, an artifact, a weight file of any format or `hub:owner/name`.
-        device: Device of the parameters.
-        dtype: Floating-point type of the parameters; None keeps that of the file.
-        format: Name of the format, if it is detected wrongly.
-
-    >>> import tempfile, vitkit
-    >>> with tempfile.TemporaryDirectory() as path:
-    ...     vitkit.save(vitkit.create("Ti/16", image_size=32, num_classes=2), path, labels=["cat", "dog"])
-    ...     model = vitkit.load(path)
-    >>> model.labels, model.preprocess.image_size
-    (('cat', 'dog'), 32)
-    """
-    model = load_bundle(source, format=format).build_model()
-    return model.to(device=device, dtype=dtype)
+    """Load a model as its author evaluated it: in eval mode, with `.preprocess`, `.labels` and `.config`."""
+    return load_bundle(source, format=format).build_model().to(device=device, dtype=dtype)
 
 
-def load_bundle(source: Path | str, *, format: str | None = None) -> ModelBundle:  # noqa: A002
+def load_bundle(source: ModelSource, *, format: str | None = None) -> ModelBundle:  # noqa: A002
     """Load weights with their configuration, preprocessing and labels, for the image size their origin evaluates at.
 
     A tensor that is missing or left over is an error.
@@ -242,16 +324,18 @@ def load_bundle(source: Path | str, *, format: str | None = None) -> ModelBundle
     return adapt_bundle(bundle, AdaptRequest(image_size=input_size))[0]
 
 
-def load_stored_bundle(source: Path | str, *, format: str | None = None) -> ModelBundle:  # noqa: A002
+def load_stored_bundle(source: ModelSource, *, format: str | None = None) -> ModelBundle:  # noqa: A002
     """Load a bundle for the image size of its stored position embeddings, without resampling them."""
     return _read(source, format=format)[0]
 
 
-def _read(source: Path | str, *, format: str | None) -> tuple[ModelBundle, Size]:  # noqa: A002
+def _read(source: ModelSource, *, format: str | None) -> tuple[ModelBundle, Size]:  # noqa: A002
     """Return the stored model and the image size that its origin evaluates at."""
     path = resolve_source(source, format=format)
-    if reads_as_artifact(path, format):
-        bundle = artifact_io.read_artifact(path)
+    if not isinstance(path, Path) or reads_as_artifact(path, format):
+        bundle = read_own(path)[0]
+        if path == EMBEDDED_DIR:  # stored in 16 bits to keep the package small
+            bundle = replace(bundle, state={name: tensor.float() for name, tensor in bundle.state.items()})
         return bundle, bundle.config.image_size
     with open_tensors(path) as tensors:
         weights = identify(tensors, format=format)
@@ -261,52 +345,56 @@ def _read(source: Path | str, *, format: str | None) -> tuple[ModelBundle, Size]
     return weights.to_bundle(state), weights.input_size
 
 
-def resolve_source(source: Path | str, *, format: str | None = None) -> Path:  # noqa: A002
-    """Return the local path of a source, downloading from the hub if necessary.
-
-    The weight file of an artifact stands for the artifact. An unknown format and a path that does not exist are errors.
-    """
-    find_format(format)
-    path = resolve_path(source)
-    if not path.exists():
-        parent = path.absolute().parent
-        entries = [entry for entry in parent.iterdir() if entry.exists()] if parent.is_dir() else []
-        neighbors = [str(path.with_name(entry.name)) for entry in entries]
-        hint = did_you_mean(str(path), neighbors) or "name a run, a weight file or hub:owner/name"
-        raise WeightsError(f"{path}: no such file or directory", hint=hint)
-    is_part = path.name == artifact_io.WEIGHTS and (path.parent / artifact_io.CHECKSUMS).is_file()
-    return path.parent if is_part and reads_as_artifact(path.parent, format) else path
+def read_own(source: Path | Model) -> tuple[ModelBundle, tuple[str, ...]]:
+    """Return a model that is not of another library, with notes: of an artifact, an unfinished run, or in memory."""
+    if not isinstance(source, Path):
+        return make_bundle(source, copy=True), ()
+    if is_unfinished_run(source):
+        bundle, checkpoint = read_unfinished_run(source)
+        return bundle, (f"the run is not finished: its model at {checkpoint}",)
+    return artifact_io.read_artifact(source), ()
 
 
-def reads_as_artifact(path: Path, format: str | None) -> bool:  # noqa: A002
-    """Return whether a path is read as an artifact. A directory without weights is, for the error message."""
-    if format is not None:
-        return format == artifact_io.FORMAT_NAME
-    return artifact_io.is_artifact(path) or not has_weights(path)
+def make_bundle(model: Model, *, copy: bool = False) -> ModelBundle:
+    """Return a model in memory as a bundle."""
+    set_defaults(model)
+    state = {name: tensor.detach().clone() if copy else tensor.detach() for name, tensor in model.state_dict().items()}
+    return ModelBundle(
+        name=model.name, config=model.config, state=state, preprocessing=model.preprocess, labels=model.labels
+    )
 
 
 def save(
-    model: Model, path: Path | str, *, labels: Sequence[str] | None = None, preprocessing: Preprocessing | None = None
-) -> None:
-    """Write an artifact that vitkit, timm and transformers load.
-
-    Labels and preprocessing default to those that the model was loaded with. A created model has class numbers for
-    labels, and the paper's preprocessing.
-    """
-    config = model.config
-    set_defaults(model)
-    labels = model.labels if labels is None else labels
+    model: nn.Module, path: PathType, *, labels: Sequence[str] | None = None, preprocessing: Preprocessing | None = None
+) -> Path:
+    """Write an artifact that vitkit, timm and transformers load, whole or not at all; return its path."""
+    bundle = make_bundle(unwrap_model(model))
+    config = bundle.config
+    labels = bundle.labels if labels is None else tuple(labels)
     if len(labels) != config.num_classes:
         raise ConfigError("wrong number of labels", expected=f"{config.num_classes} labels", got=len(labels))
-    preprocessing = model.preprocess if preprocessing is None else preprocessing
+    preprocessing = bundle.preprocessing if preprocessing is None else preprocessing
     if preprocessing.channels != config.channels:
         message = "the preprocessing has another number of channels than the model"
         raise ConfigError(message, expected=f"{config.channels} channels", got=preprocessing.channels)
-    bundle = ModelBundle(
-        name=model.name,
-        config=config,
-        state={name: tensor.detach() for name, tensor in model.state_dict().items()},
-        preprocessing=preprocessing,
-        labels=tuple(labels),
-    )
-    artifact_io.write_artifact(path, bundle)
+    bundle = replace(bundle, labels=labels, preprocessing=preprocessing)
+    check_replaceable(Path(path))
+    replace_directory(Path(path), lambda directory: artifact_io.write_artifact(directory, bundle))
+    return Path(path)
+
+
+def check_replaceable(path: Path) -> None:
+    """Raise an error unless a path is new, an empty directory, or an artifact with nothing beside it."""
+    if not path.exists():
+        return
+    if not path.is_dir():
+        raise WeightsError(f"{path} is a file", expected="a directory", hint="choose another path")
+    names = sorted(entry.name for entry in path.iterdir())
+    others = [name for name in names if name not in artifact_io.ALL_FILES]
+    if others or (names and not artifact_io.is_artifact(path)):
+        examples = ", ".join((others or names)[:3])
+        raise WeightsError(
+            f"{path} holds other files: {examples}",
+            expected="an artifact or an empty directory",
+            hint="choose another path",
+        )

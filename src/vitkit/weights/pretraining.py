@@ -14,19 +14,20 @@ from vitkit.core.config import from_mapping, to_mapping
 from vitkit.core.errors import WeightsError, summarize
 from vitkit.core.files import sha256
 from vitkit.core.shapes import Tensor
-from vitkit.model.masked import ENCODER_PREFIX, MaskedAutoencoder, MaskedPatches
+from vitkit.model.pretraining import ENCODER_PREFIX, MaskedAutoencoder, MaskedPatches
 from vitkit.model.pretraining_config import MAEConfig, MaskedConfig
 from vitkit.model.vit import ViT
+from vitkit.typing import ModelSource
 from vitkit.weights import artifact as artifact_io
 from vitkit.weights.artifact import check_safetensors_header, read_tensors, write_json
 from vitkit.weights.bundle import ModelBundle, load_state
-from vitkit.weights.hub import resolve_path
 from vitkit.weights.io.checks import check_config_limits
 from vitkit.weights.io.checks import read_json as read_checked_json
 from vitkit.weights.io.readers import open_tensors
 from vitkit.weights.io.writers import save_safetensors
-from vitkit.weights.load import identify, load_bundle
+from vitkit.weights.load import identify, load_bundle, resolve_source
 from vitkit.weights.rules import Rule, Shapes, apply_rules, layer_rules, rename
+from vitkit.weights.run_checkpoint import is_unfinished_run
 from vitkit.zoo.registry import create
 
 WEIGHTS, DESCRIPTION = "pretraining.safetensors", "pretraining.json"
@@ -106,9 +107,8 @@ def load_pretraining_model(path: Path | str) -> PretrainingModel:
     return _build_model(artifact_io.read_artifact(path), read_pretraining(path), path=Path(path))
 
 
-def load_mae_model(source: Path | str) -> MaskedAutoencoder | None:
+def load_mae_model(path: Path) -> MaskedAutoencoder | None:
     """Load a masked autoencoder from a file of another library; None if the file has no decoder."""
-    path = resolve_path(source)
     with open_tensors(path) as tensors:
         if identify(tensors).format.name not in ("mae", "huggingface-mae"):
             return None
@@ -121,11 +121,14 @@ def load_mae_model(source: Path | str) -> MaskedAutoencoder | None:
     return model
 
 
-def find_pretraining_model(source: Path | str) -> PretrainingModel | None:
+def find_pretraining_model(source: ModelSource) -> PretrainingModel | None:
     """Return the pre-training model of a run or weight file, or None if it has only an encoder."""
-    if has_pretraining(source):
-        return load_pretraining_model(source)
-    return None if artifact_io.is_artifact(resolve_path(source)) else load_mae_model(source)
+    path = resolve_source(source)
+    if not isinstance(path, Path) or is_unfinished_run(path):
+        return None
+    if has_pretraining(path):
+        return load_pretraining_model(path)
+    return None if artifact_io.is_artifact(path) else load_mae_model(path)
 
 
 def _build_model(bundle: ModelBundle, wrapper: PretrainingWrapper, *, path: Path) -> PretrainingModel:

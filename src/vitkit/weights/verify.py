@@ -20,9 +20,11 @@ from typing import Any
 import torch
 
 from vitkit.core.errors import WeightsError, summarize
+from vitkit.core.result import Result
 from vitkit.core.shapes import Tensor
 from vitkit.core.sizes import pair
 from vitkit.model.config import ViTConfig
+from vitkit.typing import ModelSource
 from vitkit.weights import artifact as artifact_io
 from vitkit.weights.bundle import logits_difference, reference_image, reference_logits
 from vitkit.weights.formats.timm import TIMM
@@ -33,10 +35,13 @@ from vitkit.weights.load import (
     check_shapes,
     format_title,
     identify,
+    read_own,
     reads_as_artifact,
     resolve_source,
+    source_name,
 )
 from vitkit.weights.rules import apply_rules
+from vitkit.weights.run_checkpoint import is_unfinished_run
 
 STORED_TOLERANCE = 1e-4
 """Relative to the largest logit: another processor sums in another order."""
@@ -47,8 +52,8 @@ Forward = Callable[[Tensor], Tensor]
 """Model of another library in float32 and eval mode: pixels to logits, or to features if it has no classes."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class VerificationResult:
+@dataclass(frozen=True, kw_only=True, repr=False)
+class VerificationResult(Result):
     """Largest difference between two outputs for the reference image.
 
     If there is nothing to compare with, `max_difference` is None, `against` has the reason, and `agrees` is False.
@@ -85,19 +90,22 @@ class VerificationResult:
         }
 
 
-def verify(source: Path | str, *, format: str | None = None) -> VerificationResult:  # noqa: A002  the word users type
+def verify_source(source: ModelSource, *, format: str | None = None) -> VerificationResult:  # noqa: A002  the word users type
     """Compare the logits of the reference image with stored logits or with the library of origin.
 
     A file that cannot be loaded is an error; one that disagrees is not.
     """
-    path = resolve_source(source, format=format)
+    path, name = resolve_source(source, format=format), source_name(source)
+    if not isinstance(path, Path) or is_unfinished_run(path):
+        result = _not_compared("a model in memory or of an unfinished run has no stored logits")
+        return replace(result, source=name, model=read_own(path)[0].name)
     if reads_as_artifact(path, format):
-        return replace(verify_artifact(path), source=str(source))
+        return replace(verify_artifact(path), source=name)
     with open_tensors(path) as tensors:
         weights = identify(tensors, format=format)
         weights.key_match.check()
         result = _compare_with_library(weights, tensors)
-    return replace(result, source=str(source), format=weights.format.name, model=weights.name)
+    return replace(result, source=name, format=weights.format.name, model=weights.name)
 
 
 def _compare_with_library(weights: IdentifiedWeights, tensors: TensorFile) -> VerificationResult:

@@ -1,9 +1,11 @@
 """Compute and memory cost of models and of training runs, and the comparison with Table 6 of the paper."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
+from vitkit.core.config import format_settings
+from vitkit.core.result import Result, draw
 from vitkit.core.sizes import Size, pair
 from vitkit.model.config import BiTConfig
 from vitkit.zoo.flops import FlopsByPart, count_forward_flops
@@ -11,6 +13,8 @@ from vitkit.zoo.registry import configure, create, get_model_name
 from vitkit.zoo.variants import ModelConfig, Variant
 
 if TYPE_CHECKING:
+    import matplotlib.figure
+    import torch
     from torch import Tensor
 
 TRAINING_FACTOR = 3
@@ -18,30 +22,16 @@ TRAINING_FACTOR = 3
 EXA = 10**18
 JFT_IMAGES = 303_000_000
 TABLE6 = (
-    ("B/32", 7, 55),
-    ("B/16", 7, 224),
-    ("L/32", 7, 196),
-    ("L/16", 7, 783),
-    ("L/16", 14, 1567),
-    ("H/14", 14, 4262),
-    ("BiT-R50x1", 7, 50),
-    ("BiT-R50x2", 7, 199),
-    ("BiT-R101x1", 7, 96),
-    ("BiT-R152x1", 7, 141),
-    ("BiT-R152x2", 7, 563),
-    ("BiT-R152x2", 14, 1126),
-    ("BiT-R200x3", 14, 3306),
-    ("R50+B/32", 7, 106),
-    ("R50+B/16", 7, 274),
-    ("R50+L/32", 7, 246),
-    ("R50+L/16", 7, 859),
-    ("R50+L/16", 14, 1668),
+    *(("B/32", 7, 55), ("B/16", 7, 224), ("L/32", 7, 196), ("L/16", 7, 783), ("L/16", 14, 1567), ("H/14", 14, 4262)),
+    *(("BiT-R50x1", 7, 50), ("BiT-R50x2", 7, 199), ("BiT-R101x1", 7, 96), ("BiT-R152x1", 7, 141)),
+    *(("BiT-R152x2", 7, 563), ("BiT-R152x2", 14, 1126), ("BiT-R200x3", 14, 3306)),
+    *(("R50+B/32", 7, 106), ("R50+B/16", 7, 274), ("R50+L/32", 7, 246), ("R50+L/16", 7, 859), ("R50+L/16", 14, 1668)),
 )
 """Model, epochs on JFT-300M and the paper's exaFLOPs in Table 6."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Cost:
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Cost(Result):
     """Operations and memory of a model, and of a training run if `images` is given.
 
     Memory is for float32 weights and Adam. `activation_bytes` is what autograd saves per image in training.
@@ -103,8 +93,12 @@ class Cost:
             "training_bytes": self.training_bytes,
         }
 
+    def plot(self) -> "matplotlib.figure.Figure":
+        """Draw the FLOPs of each part of the model."""
+        return draw("plot_cost", self)
 
-def cost(
+
+def count_cost(
     model: str | ModelConfig,
     *,
     image_size: Size | None = None,
@@ -112,20 +106,20 @@ def cost(
     images: int | None = None,
     epochs: int | float = 1,
     batch_size: int = 1,
-    settings: Sequence[str] = (),
+    settings: Mapping[str, object] | None = None,
 ) -> Cost:
     """Count the parameters, operations and memory of a model without allocating it.
 
-    >>> round(cost("B/16", images=303_000_000, epochs=7).exaflops)
+    >>> round(count_cost("B/16", images=303_000_000, epochs=7).exaflops)
     224
     """
     config = configure(model, image_size=image_size, num_classes=num_classes, settings=settings)
     return Cost(
         model=model if isinstance(model, str) else get_model_name(model),
-        settings=tuple(settings),
+        settings=tuple(format_settings(settings or {})),
         image_size=config.image_size,
         num_classes=config.num_classes,
-        parameters=sum(parameter.numel() for parameter in create(config, device="meta").parameters()),
+        parameters=count_parameters(config),
         parts=count_forward_flops(config),
         activation_bytes=count_activation_bytes(config),
         images=images,
@@ -134,8 +128,24 @@ def cost(
     )
 
 
-def count_activation_bytes(config: ModelConfig) -> int:
-    """Count what autograd saves for the backward pass of one image, with tensors that have no data."""
+def count_parameters(config: ModelConfig) -> int:
+    """Count the parameters of a model without allocating it."""
+    return sum(parameter.numel() for parameter in create(config, device="meta").parameters())
+
+
+def count_activation_bytes(config: ModelConfig, *, autocast: "torch.dtype | None" = None) -> int:
+    """Count what autograd saves for the backward pass of one image, with tensors that have no data.
+
+    With `autocast`, the forward pass is in that type; the casts of the weights, which all images share, do not count.
+    """
+    if autocast is None:
+        return _count_saved_bytes(config, images=1, autocast=None)
+    return _count_saved_bytes(config, images=2, autocast=autocast) - _count_saved_bytes(
+        config, images=1, autocast=autocast
+    )
+
+
+def _count_saved_bytes(config: ModelConfig, *, images: int, autocast: "torch.dtype | None") -> int:
     import torch
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.autograd.graph import saved_tensors_hooks
@@ -149,13 +159,14 @@ def count_activation_bytes(config: ModelConfig) -> int:
         return tensor
 
     with FakeTensorMode():
-        parameters = {
-            name: torch.empty(parameter.shape, requires_grad=parameter.requires_grad)
-            for name, parameter in model.named_parameters()
-        }
-        images = torch.empty(1, config.channels, *pair(config.image_size))
-        with saved_tensors_hooks(record, lambda tensor: tensor):
-            functional_call(model, parameters, (images,))
+        originals = model.named_parameters()
+        parameters = {name: torch.empty(each.shape, requires_grad=each.requires_grad) for name, each in originals}
+        batch = torch.empty(images, config.channels, *pair(config.image_size))
+        with (
+            saved_tensors_hooks(record, lambda tensor: tensor),
+            torch.autocast("cpu", dtype=autocast, enabled=autocast is not None),
+        ):
+            functional_call(model, parameters, (batch,))
     for parameter in parameters.values():
         saved.pop(parameter.untyped_storage()._cdata, None)
     return sum(tensor.untyped_storage().nbytes() for tensor in saved.values())
@@ -222,8 +233,8 @@ class Table6Row:
     counted_without_padding: float
 
 
-@dataclass(frozen=True, kw_only=True)
-class Table6:
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Table6(Result):
     """Table 6 of the paper: exaFLOPs of pre-training, compared with our counts.
 
     The paper's ResNet rows match only if products with a convolution's zero padding are not counted, as its accelerator
@@ -237,27 +248,27 @@ class Table6:
         return {"rows": [asdict(row) for row in self.rows]}
 
 
-def table6() -> Table6:
+def count_table6() -> Table6:
     """Count the operations of every run of Table 6.
 
-    >>> row = table6().rows[1]
+    >>> row = count_table6().rows[1]
     >>> row.model, row.paper, round(row.counted)
     ('B/16', 224.0, 224)
     """
+
+    def count_exaflops(model: str, epochs: int, *, padding: bool) -> float:
+        flops = sum(count_forward_flops(configure(model), padding=padding).values())
+        return TRAINING_FACTOR * flops * JFT_IMAGES * epochs / EXA
+
     return Table6(
         rows=tuple(
             Table6Row(
                 model=model,
                 epochs=epochs,
                 paper=float(paper),
-                counted=_exaflops(model, epochs, padding=True),
-                counted_without_padding=_exaflops(model, epochs, padding=False),
+                counted=count_exaflops(model, epochs, padding=True),
+                counted_without_padding=count_exaflops(model, epochs, padding=False),
             )
             for model, epochs, paper in TABLE6
         )
     )
-
-
-def _exaflops(model: str, epochs: int, *, padding: bool) -> float:
-    flops = sum(count_forward_flops(configure(model), padding=padding).values())
-    return TRAINING_FACTOR * flops * JFT_IMAGES * epochs / EXA

@@ -4,6 +4,8 @@ As in the paper, a multiply-add counts as two operations, and only matrix produc
 token is counted in every layer.
 """
 
+from functools import partial
+
 from vitkit.core.sizes import pair
 from vitkit.model.config import EXPANSION, BackboneConfig, BiTConfig, ViTConfig
 from vitkit.zoo.variants import ModelConfig
@@ -20,7 +22,10 @@ def count_forward_flops(config: ModelConfig, *, padding: bool = True) -> FlopsBy
     >>> round(sum(count_forward_flops(SIZES["B"]).values()) / 1e9, 1)
     35.1
     """
-    return _bit(config, padding=padding) if isinstance(config, BiTConfig) else _vit(config, padding=padding)
+    if isinstance(config, ViTConfig):
+        return _vit(config, padding=padding)
+    root, stages = _resnet(config, config, padding=padding)
+    return {"root": root, "stages": stages, "head": count_dense_flops(1, config.width, config.num_classes)}
 
 
 def count_dense_flops(rows: int, inputs: int, outputs: int) -> int:
@@ -29,12 +34,11 @@ def count_dense_flops(rows: int, inputs: int, outputs: int) -> int:
 
 
 def _vit(config: ViTConfig, *, padding: bool) -> FlopsByPart:
-    width, tokens = config.width, config.prefix + config.patches
-    backbone = config.backbone
+    width, tokens, backbone = config.width, config.prefix + config.patches, config.backbone
     patch_height, patch_width = pair(config.patch_size)
     pixels = patch_height * patch_width * (backbone.width if backbone else config.channels)
     layers = config.depth * (2 if config.block.axial else 1)
-    parts = {"backbone": _backbone(backbone, config, padding=padding)} if backbone else {}
+    parts = {"backbone": sum(_resnet(backbone, config, padding=padding))} if backbone else {}
     return parts | {
         "patch embedding": count_dense_flops(config.patches, pixels, width),
         "qkv": layers * count_dense_flops(tokens, width, 3 * width),
@@ -47,9 +51,7 @@ def _vit(config: ViTConfig, *, padding: bool) -> FlopsByPart:
 
 def _attention(config: ViTConfig, tokens: int) -> int:
     # Queries times keys, weights times values, and queries times offsets if positions are relative.
-    if config.block.axial:
-        return config.depth * sum(2 * count_dense_flops(tokens, config.width, line) for line in config.grid)
-    columns = 2 * tokens
+    columns = 2 * (sum(config.grid) if config.block.axial else tokens)
     if config.positions.kind == "relative":
         columns += 2 * config.patches - 1 + (3 if config.prefix else 0)
     return config.depth * count_dense_flops(tokens, config.width, columns)
@@ -61,67 +63,47 @@ def _mlp(config: ViTConfig, tokens: int) -> int:
 
 
 def _head(config: ViTConfig, tokens: int) -> int:
-    width, pre_logits = config.width, config.head.pre_logits
+    width = config.width
     flops = count_dense_flops(1, config.num_features, config.num_classes)
-    if pre_logits:
-        flops += count_dense_flops(1, width, pre_logits)
+    flops += count_dense_flops(1, width, config.head.pre_logits or 0)
     if config.pooling == "map":
         probe = 2 * count_dense_flops(1, width, width) + _mlp(config, 1)
         flops += probe + count_dense_flops(tokens, width, 2 * width) + 2 * count_dense_flops(1, width, tokens)
     return flops
 
 
-def _bit(config: BiTConfig, *, padding: bool) -> FlopsByPart:
-    root, size = _root(config, config.channels, pair(config.image_size), padding=padding)
-    return {
-        "root": root,
-        "stages": _stages(config.units, config.root_width, size, padding=padding),
-        "head": count_dense_flops(1, config.width, config.num_classes),
-    }
-
-
-def _backbone(backbone: BackboneConfig, config: ViTConfig, *, padding: bool) -> int:
-    root, size = _root(backbone, config.channels, pair(config.image_size), padding=padding)
-    return root + _stages(backbone.units, backbone.root_width, size, padding=padding)
-
-
-def _root(
-    config: BackboneConfig | BiTConfig, channels: int, size: tuple[int, int], *, padding: bool
-) -> tuple[int, tuple[int, int]]:
-    """Count the root's convolutions, and return the size of the feature map after it."""
-    width = config.root_width
-    if config.root == "small":
-        return _convolution(size, channels, width, kernel=3, stride=1, padding=padding), size
-    if config.root == "standard":
-        flops = _convolution(size, channels, width, kernel=7, stride=2, padding=padding)
-        return flops, _halved(_halved(size))
-    flops = _convolution(size, channels, width // 4, kernel=3, stride=1, padding=padding)
-    for inputs, units in zip((width // 4, width // 2), config.root_units, strict=True):
-        outputs = 2 * inputs
-        flops += _convolution(size, inputs, outputs, kernel=3, stride=2, padding=padding)
-        size = _halved(size)
-        flops += 2 * units * _convolution(size, outputs, outputs, kernel=3, stride=1, padding=padding)
-    return flops, size
-
-
-def _stages(units: tuple[int, ...], root_width: int, size: tuple[int, int], *, padding: bool) -> int:
-    """Count bottleneck units: 1×1 at the input size, 3×3 that may halve it, 1×1; a projection where shapes change."""
-    flops, inputs = 0, root_width
-    for stage, count in enumerate(units):
-        inner, outputs = root_width * 2**stage, root_width * 2**stage * EXPANSION
+def _resnet(resnet: BackboneConfig | BiTConfig, images: ModelConfig, *, padding: bool) -> tuple[int, int]:
+    """Count the convolutions of a ResNet's root and of its stages, for images of a model."""
+    width, channels, size = resnet.root_width, images.channels, pair(images.image_size)
+    convolution = partial(_convolution, padding=padding)
+    if resnet.root == "small":
+        root = convolution(size, channels, width)
+    elif resnet.root == "standard":
+        root, size = convolution(size, channels, width, kernel=7, stride=2), _halved(_halved(size))
+    else:
+        root = convolution(size, channels, width // 4)
+        for inputs, units in zip((width // 4, width // 2), resnet.root_units, strict=True):
+            root += convolution(size, inputs, 2 * inputs, stride=2)
+            size = _halved(size)
+            root += 2 * units * convolution(size, 2 * inputs, 2 * inputs)
+    stages, inputs = 0, width
+    # Bottleneck units: 1×1 at the input size, 3×3 that may halve it, 1×1; a projection where shapes change.
+    for stage, count in enumerate(resnet.units):
+        inner, outputs = width * 2**stage, width * 2**stage * EXPANSION
         for unit in range(count):
             stride = 2 if unit == 0 and stage > 0 else 1
-            flops += count_dense_flops(size[0] * size[1], inputs, inner)
-            flops += _convolution(size, inner, inner, kernel=3, stride=stride, padding=padding)
+            stages += count_dense_flops(size[0] * size[1], inputs, inner)
+            stages += convolution(size, inner, inner, stride=stride)
             size = _halved(size) if stride == 2 else size
-            flops += count_dense_flops(size[0] * size[1], inner, outputs)
-            if unit == 0:
-                flops += count_dense_flops(size[0] * size[1], inputs, outputs)
+            stages += count_dense_flops(size[0] * size[1], inner, outputs)
+            stages += count_dense_flops(size[0] * size[1], inputs, outputs) if unit == 0 else 0
             inputs = outputs
-    return flops
+    return root, stages
 
 
-def _convolution(size: tuple[int, int], inputs: int, outputs: int, *, kernel: int, stride: int, padding: bool) -> int:
+def _convolution(
+    size: tuple[int, int], inputs: int, outputs: int, *, kernel: int = 3, stride: int = 1, padding: bool
+) -> int:
     """Count a padded convolution, with or without the kernel taps that fall outside the image."""
 
     def products(side: int) -> int:

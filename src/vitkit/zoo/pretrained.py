@@ -6,9 +6,10 @@ facebookresearch/mae, from timm's results-imagenet.csv and from torchvision's ta
 scores of the files it was converted from.
 """
 
-from dataclasses import KW_ONLY, dataclass, replace
+from collections.abc import Mapping
+from dataclasses import KW_ONLY, dataclass, field, replace
 from fnmatch import fnmatchcase
-from itertools import starmap
+from functools import cache
 from typing import TYPE_CHECKING, Literal
 
 from vitkit.core.config import to_mapping
@@ -35,7 +36,7 @@ class PretrainedWeights:
         num_classes: Outputs of the classifier, 0 without one.
         origin: Preprocessing preset, which `crop_fraction`, `interpolation` and `input_size` modify.
         top1: Published accuracy (0 to 1), or None.
-        settings: Differences from the variant, as `section.key=value`.
+        settings: Differences from the variant, by dotted keys.
     """
 
     source: str
@@ -46,7 +47,7 @@ class PretrainedWeights:
     image_size: int = 224
     num_classes: int = 1000
     top1: float | None = None
-    settings: tuple[str, ...] = ()
+    settings: Mapping[str, object] = field(default_factory=dict)
     crop_fraction: float | None = None
     interpolation: Interpolation | None = None
     input_size: int | None = None
@@ -63,11 +64,8 @@ class PretrainedWeights:
         from vitkit.data.preprocessing import get_preprocessing
 
         preset = get_preprocessing(self.origin, image_size=self.input_size or self.image_size)
-        return replace(
-            preset,
-            crop_fraction=preset.crop_fraction if self.crop_fraction is None else self.crop_fraction,
-            interpolation=self.interpolation or preset.interpolation,
-        )
+        crop_fraction = preset.crop_fraction if self.crop_fraction is None else self.crop_fraction
+        return replace(preset, crop_fraction=crop_fraction, interpolation=self.interpolation or preset.interpolation)
 
     def to_dict(self) -> dict[str, object]:
         """Return what `vitkit models --pretrained --json` prints."""
@@ -102,6 +100,42 @@ def find_pretrained(pattern: str = "*") -> tuple[PretrainedWeights, ...]:
     return matches
 
 
+@cache
+def get_pretrained_names() -> dict[str, PretrainedWeights]:
+    """Return the weights of every name that can be loaded: of models, of timm and on the hub.
+
+    A name that several weights share stands for timm's default: pre-trained on ImageNet-21k and fine-tuned if possible.
+    """
+    on_hub = [row for row in PRETRAINED if row.source.startswith("hub:") and row.format]
+    timm = {row.source.removeprefix("hub:timm/"): row for row in on_hub if row.format == "timm"}
+    names: dict[str, PretrainedWeights] = {}
+    for row in timm.values():
+        names.setdefault(row.model, row)
+    for name, row in timm.items():
+        names.setdefault(name.partition(".")[0], row)
+    return names | timm | {row.source.removeprefix("hub:"): row for row in on_hub}
+
+
+def find_pretrained_name(name: str) -> PretrainedWeights | None:
+    """Return the weights that a name stands for, in any case, or None.
+
+    >>> find_pretrained_name("b/16").source
+    'hub:timm/vit_base_patch16_224.augreg2_in21k_ft_in1k'
+    """
+    return next((row for each, row in get_pretrained_names().items() if each.lower() == name.lower()), None)
+
+
+def find_pretrained_names(pattern: str = "*") -> dict[str, PretrainedWeights]:
+    """Return the names that match a wildcard pattern, else those of weights whose format matches it.
+
+    >>> list(find_pretrained_names("ti/*"))
+    ['Ti/16']
+    """
+    names, matches = get_pretrained_names(), find_pretrained(pattern)
+    by_name = {name: row for name, row in names.items() if fnmatchcase(name.lower(), pattern.lower())}
+    return by_name or {name: row for name, row in names.items() if row in matches}
+
+
 def find_pretrained_file(name: str, *, format: str) -> PretrainedWeights | None:  # noqa: A002  the field's name
     """Return the published weights with this file name and format, if there are any.
 
@@ -114,28 +148,25 @@ def find_pretrained_file(name: str, *, format: str) -> PretrainedWeights | None:
 
 def _names(row: PretrainedWeights) -> tuple[str, ...]:
     repository = row.source.removeprefix("hub:")
-    return row.source, repository, repository.rpartition("/")[2], row.model, row.format or ""
+    file = repository.rpartition("/")[2]
+    return row.source, repository, file, file.partition(".")[0], row.model, row.format or ""
 
 
 # Google's files
 
 
-def _google(
-    name: str, model: str, *, image_size: int = 224, num_classes: int = 1000, top1: float | None = None
-) -> PretrainedWeights:
+def _google(name: str, model: str, *, image_size: int = 224, num_classes: int = 1000) -> PretrainedWeights:
     source = f"gs://vit_models/{name}.npz"
-    return PretrainedWeights(
-        source, model, "google", "paper", image_size=image_size, num_classes=num_classes, top1=top1
-    )
+    return PretrainedWeights(source, model, "google", "paper", image_size=image_size, num_classes=num_classes)
 
 
 def _file(model: str) -> str:
     return find_variant(model).aliases[0]  # the name in the released code, such as ViT-B_16
 
 
-def _pre_logits(model: str) -> tuple[str]:
+def _pre_logits(model: str) -> dict[str, object]:
     """Add the hidden layer of the pre-training head, as wide as the model."""
-    return (f"head.pre_logits={find_variant(model).config.width}",)
+    return {"head.pre_logits": find_variant(model).config.width}
 
 
 def _original_21k(model: str) -> PretrainedWeights:
@@ -160,14 +191,14 @@ def _bit(name: str, *, num_classes: int, image_size: int = 224) -> PretrainedWei
 
 _SEPARATORS = str.maketrans("/+", "__")
 _BOTH = (224, 384)
-_FINE_TUNED = "imagenet21k+imagenet2012"
+_TUNED = "imagenet21k+imagenet2012"
 _GOOGLE = (
     *(_original_21k(model) for model in ("B/16", "B/32", "L/16", "L/32", "H/14", "R50+B/16")),
-    _google(f"{_FINE_TUNED}/ViT-B_16-224", "B/16", top1=0.812),
-    _google(f"{_FINE_TUNED}/ViT-L_16-224", "L/16", top1=0.827),
+    replace(_google(f"{_TUNED}/ViT-B_16-224", "B/16"), top1=0.812),
+    replace(_google(f"{_TUNED}/ViT-L_16-224", "L/16"), top1=0.827),
     *(
-        _google(f"{_FINE_TUNED}/{_file(model)}", model, image_size=384)
-        for model in ("B/16", "B/32", "L/16", "L/32", "R50+B/16")
+        _google(f"{_TUNED}/{_file(name)}", name, image_size=384)
+        for name in ("B/16", "B/32", "L/16", "L/32", "R50+B/16")
     ),
     *_augreg("Ti/16", "i21k", "aug_none-wd_0.03-do_0.0-sd_0.0", "0.03", _BOTH, pretrained=True),
     *_augreg("S/32", "i21k", "aug_light1-wd_0.03-do_0.0-sd_0.0", "0.03", _BOTH, pretrained=True),
@@ -198,61 +229,36 @@ _GOOGLE = (
 def _timm(name: str, top1: float | None = None) -> PretrainedWeights:
     """Model, image size and number of classes follow from the architecture and the tag of a timm name."""
     architecture, _, tag = name.partition(".")
-    variant = find_variant(architecture)
-    row = PretrainedWeights(
-        f"hub:timm/{name}",
-        variant.name,
-        "timm",
-        "timm_augreg",
-        image_size=parse_image_size(architecture),
-        num_classes=0 if tag == "orig_in21k" else IMAGENET_21K if tag.endswith("in21k") else 1000,
-        top1=top1,
-    )
+    variant, image_size = find_variant(architecture), parse_image_size(architecture)
+    num_classes = 0 if tag == "orig_in21k" else IMAGENET_21K if tag.endswith("in21k") else 1000
+    row = PretrainedWeights(f"hub:timm/{name}", variant.name, "timm", "timm_augreg", image_size=image_size)
+    row = replace(row, num_classes=num_classes, top1=top1)
     if variant.kind != "resnet":
         return row
-    if tag.endswith("in1k"):
-        return replace(row, image_size=448, crop_fraction=1.0, interpolation="bilinear")
-    return replace(row, crop_fraction=0.875, interpolation="bilinear")
+    size, crop_fraction = (448, 1.0) if tag.endswith("in1k") else (row.image_size, 0.875)
+    return replace(row, image_size=size, crop_fraction=crop_fraction, interpolation="bilinear")
 
 
-_TIMM_SCORES = {
-    "vit_tiny_patch16_224.augreg_in21k_ft_in1k": 0.75454,
-    "vit_tiny_patch16_384.augreg_in21k_ft_in1k": 0.78424,
-    "vit_small_patch32_224.augreg_in21k_ft_in1k": 0.75994,
-    "vit_small_patch32_384.augreg_in21k_ft_in1k": 0.80486,
-    "vit_small_patch16_224.augreg_in21k_ft_in1k": 0.81384,
-    "vit_small_patch16_384.augreg_in21k_ft_in1k": 0.83802,
-    "vit_base_patch32_224.augreg_in21k_ft_in1k": 0.80716,
-    "vit_base_patch32_384.augreg_in21k_ft_in1k": 0.8335,
-    "vit_base_patch16_224.augreg2_in21k_ft_in1k": 0.85096,
-    "vit_base_patch16_224.augreg_in21k_ft_in1k": 0.84532,
-    "vit_base_patch16_384.augreg_in21k_ft_in1k": 0.85996,
-    "vit_base_patch8_224.augreg2_in21k_ft_in1k": 0.86218,
-    "vit_base_patch8_224.augreg_in21k_ft_in1k": 0.85798,
-    "vit_large_patch16_224.augreg_in21k_ft_in1k": 0.85834,
-    "vit_large_patch16_384.augreg_in21k_ft_in1k": 0.87084,
-    "vit_base_patch16_224.orig_in21k_ft_in1k": 0.81786,
-    "vit_base_patch16_384.orig_in21k_ft_in1k": 0.842,
-    "vit_large_patch32_384.orig_in21k_ft_in1k": 0.8151,
-    "vit_small_patch16_224.augreg_in1k": 0.78846,
-    "vit_small_patch16_384.augreg_in1k": 0.81116,
-    "vit_base_patch32_224.augreg_in1k": 0.74894,
-    "vit_base_patch32_384.augreg_in1k": 0.78752,
-    "vit_base_patch16_224.augreg_in1k": 0.79154,
-    "vit_base_patch16_384.augreg_in1k": 0.81102,
-    "vit_base_patch32_224.sam_in1k": 0.73694,
-    "vit_base_patch16_224.sam_in1k": 0.80244,
-    "vit_tiny_r_s16_p8_224.augreg_in21k_ft_in1k": 0.71798,
-    "vit_tiny_r_s16_p8_384.augreg_in21k_ft_in1k": 0.75962,
-    "vit_small_r26_s32_224.augreg_in21k_ft_in1k": 0.81864,
-    "vit_small_r26_s32_384.augreg_in21k_ft_in1k": 0.84048,
-    "vit_base_r50_s16_384.orig_in21k_ft_in1k": 0.84976,
-    "vit_large_r50_s32_224.augreg_in21k_ft_in1k": 0.84422,
-    "vit_large_r50_s32_384.augreg_in21k_ft_in1k": 0.86182,
-    "resnetv2_50x1_bit.goog_in21k_ft_in1k": 0.8034,
-    "resnetv2_101x1_bit.goog_in21k_ft_in1k": 0.82342,
-    "resnetv2_152x2_bit.goog_in21k_ft_in1k": 0.8451,
-}
+_TIMM_SCORES = """
+    vit_tiny_patch16_224.augreg_in21k_ft_in1k 0.75454 vit_tiny_patch16_384.augreg_in21k_ft_in1k 0.78424
+    vit_small_patch32_224.augreg_in21k_ft_in1k 0.75994 vit_small_patch32_384.augreg_in21k_ft_in1k 0.80486
+    vit_small_patch16_224.augreg_in21k_ft_in1k 0.81384 vit_small_patch16_384.augreg_in21k_ft_in1k 0.83802
+    vit_base_patch32_224.augreg_in21k_ft_in1k 0.80716 vit_base_patch32_384.augreg_in21k_ft_in1k 0.8335
+    vit_base_patch16_224.augreg2_in21k_ft_in1k 0.85096 vit_base_patch16_224.augreg_in21k_ft_in1k 0.84532
+    vit_base_patch16_384.augreg_in21k_ft_in1k 0.85996 vit_base_patch8_224.augreg2_in21k_ft_in1k 0.86218
+    vit_base_patch8_224.augreg_in21k_ft_in1k 0.85798 vit_large_patch16_224.augreg_in21k_ft_in1k 0.85834
+    vit_large_patch16_384.augreg_in21k_ft_in1k 0.87084 vit_base_patch16_224.orig_in21k_ft_in1k 0.81786
+    vit_base_patch16_384.orig_in21k_ft_in1k 0.842 vit_large_patch32_384.orig_in21k_ft_in1k 0.8151
+    vit_small_patch16_224.augreg_in1k 0.78846 vit_small_patch16_384.augreg_in1k 0.81116
+    vit_base_patch32_224.augreg_in1k 0.74894 vit_base_patch32_384.augreg_in1k 0.78752
+    vit_base_patch16_224.augreg_in1k 0.79154 vit_base_patch16_384.augreg_in1k 0.81102
+    vit_base_patch32_224.sam_in1k 0.73694 vit_base_patch16_224.sam_in1k 0.80244
+    vit_tiny_r_s16_p8_224.augreg_in21k_ft_in1k 0.71798 vit_tiny_r_s16_p8_384.augreg_in21k_ft_in1k 0.75962
+    vit_small_r26_s32_224.augreg_in21k_ft_in1k 0.81864 vit_small_r26_s32_384.augreg_in21k_ft_in1k 0.84048
+    vit_base_r50_s16_384.orig_in21k_ft_in1k 0.84976 vit_large_r50_s32_224.augreg_in21k_ft_in1k 0.84422
+    vit_large_r50_s32_384.augreg_in21k_ft_in1k 0.86182 resnetv2_50x1_bit.goog_in21k_ft_in1k 0.8034
+    resnetv2_101x1_bit.goog_in21k_ft_in1k 0.82342 resnetv2_152x2_bit.goog_in21k_ft_in1k 0.8451
+"""
 _TIMM_PRETRAINED = """
     vit_base_patch32_224.orig_in21k vit_base_patch16_224.orig_in21k vit_large_patch32_224.orig_in21k
     vit_large_patch16_224.orig_in21k vit_huge_patch14_224.orig_in21k vit_tiny_patch16_224.augreg_in21k
@@ -262,28 +268,26 @@ _TIMM_PRETRAINED = """
     vit_large_r50_s32_224.augreg_in21k resnetv2_50x1_bit.goog_in21k resnetv2_101x1_bit.goog_in21k
     resnetv2_152x2_bit.goog_in21k
 """
-_TIMM = (*starmap(_timm, _TIMM_SCORES.items()), *map(_timm, _TIMM_PRETRAINED.split()))
+_SCORED = _TIMM_SCORES.split()
+_TIMM = (
+    *(_timm(name, float(top1)) for name, top1 in zip(_SCORED[::2], _SCORED[1::2], strict=True)),
+    *map(_timm, _TIMM_PRETRAINED.split()),
+)
 
 
 # Hugging Face, Facebook and Meta
 
 _VIT, _DEIT, _MAE, _DINOV2 = "huggingface", "huggingface-deit", "huggingface-mae", "huggingface-dinov2"
-_DISTILLED = ("tokens.distillation=true",)
 # Mean pooling before the last norm, in a model that keeps its class token.
-_AVERAGED = ("pooling=mean", "tokens.class_token=true", "head.norm=after_pooling")
-_GIANT = ("width=1536", "depth=40", "heads=24", "mlp_dim=4096", "block.activation=swiglu")
-_DINOV2_SIZES = {
-    "small": ("S/16", "s", ("patch_size=14",)),
-    "base": ("B/16", "b", ("patch_size=14",)),
-    "large": ("L/16", "l", ("patch_size=14",)),
-    "giant": ("H/14", "g", _GIANT),
-}
+_AVERAGED = {"pooling": "mean", "tokens.class_token": True, "head.norm": "after_pooling"}
+_GIANT: dict[str, object] = {"width": 1536, "depth": 40, "heads": 24, "mlp_dim": 4096, "block.activation": "swiglu"}
+_DINOV2_MODELS = {"small": "S/16", "base": "B/16", "large": "L/16", "giant": "H/14"}
 
 
 def _dinov2(size: str, *, registers: bool) -> tuple[PretrainedWeights, ...]:
     """Repository on the hub and Meta's file: positions for 518 pixels, evaluated at 224."""
-    model, letter, sizes = _DINOV2_SIZES[size]
-    settings = (*sizes, "block.layer_scale=1.0", *(["tokens.registers=4"] if registers else []))
+    model, letter, sizes = _DINOV2_MODELS[size], size[0], _GIANT if size == "giant" else {"patch_size": 14}
+    settings = sizes | {"block.layer_scale": 1.0} | ({"tokens.registers": 4} if registers else {})
     hub = f"hub:facebook/dinov2-{'with-registers-' if registers else ''}{size}"
     folder = f"https://dl.fbaipublicfiles.com/dinov2/dinov2_vit{letter}14"
     file = f"{folder}/dinov2_vit{letter}14_{'reg4_' if registers else ''}pretrain.pth"
@@ -296,7 +300,7 @@ def _dinov2(size: str, *, registers: bool) -> tuple[PretrainedWeights, ...]:
 
 def _dinov3(file: str, model: str, *, origin: str = "dinov3") -> PretrainedWeights:
     """Meta's file, available after registration; rotary positions fit any image size."""
-    settings = ("positions.kind=rotary", "tokens.registers=4", "block.layer_scale=1.0")
+    settings = {"positions.kind": "rotary", "tokens.registers": 4, "block.layer_scale": 1.0}
     source = f"https://dinov3.llamameta.net/{file.partition('_pretrain')[0]}/{file}"
     return PretrainedWeights(source, model, "dinov3", origin, num_classes=0, settings=settings)
 
@@ -304,7 +308,7 @@ def _dinov3(file: str, model: str, *, origin: str = "dinov3") -> PretrainedWeigh
 def _deit(name: str, digest: str, model: str, top1: float) -> tuple[PretrainedWeights, ...]:
     """Repository on the hub, where a DeiT without distillation token is a ViT, and Facebook's file."""
     distilled, image_size = "distilled" in name, int(name[-3:])
-    settings = _DISTILLED if distilled else ()
+    settings = {"tokens.distillation": True} if distilled else {}
     file = f"https://dl.fbaipublicfiles.com/deit/deit_{name.replace('-', '_')}-{digest}.pth"
     hub = (f"hub:facebook/deit-{name}", _DEIT if distilled else _VIT, "huggingface_deit")
     return tuple(
@@ -325,16 +329,9 @@ def _mae(size: str, model: str, top1: float) -> tuple[PretrainedWeights, ...]:
 
 def _google_hub(name: str) -> PretrainedWeights:
     """Google's ViTs on the hub. Those of ImageNet-21k have no classifier, and their pooler is the pre-logits layer."""
-    variant, is_21k = find_variant(f"google/{name}"), name.endswith("-in21k")
-    return PretrainedWeights(
-        f"hub:google/{name}",
-        variant.name,
-        _VIT,
-        "huggingface",
-        image_size=parse_image_size(name),
-        num_classes=0 if is_21k else 1000,
-        settings=_pre_logits(variant.name) if is_21k else (),
-    )
+    model, image_size = find_variant(f"google/{name}").name, parse_image_size(name)
+    row = PretrainedWeights(f"hub:google/{name}", model, _VIT, "huggingface", image_size=image_size)
+    return replace(row, num_classes=0, settings=_pre_logits(model)) if name.endswith("-in21k") else row
 
 
 _GOOGLE_HUB = """
@@ -364,37 +361,22 @@ _FACEBOOK = (
     _dinov3("dinov3_vitb16_pretrain_lvd1689m-73cec8be.pth", "B/16"),
     _dinov3("dinov3_vitl16_pretrain_lvd1689m-8aa4cbdd.pth", "L/16"),
     _dinov3("dinov3_vitl16_pretrain_sat493m-eadcf0ff.pth", "L/16", origin="dinov3_satellite"),
-    *(row for size in _DINOV2_SIZES for registers in (False, True) for row in _dinov2(size, registers=registers)),
+    *(row for size in _DINOV2_MODELS for registers in (False, True) for row in _dinov2(size, registers=registers)),
 )
 
 
 # torchvision
 
 
-def _torchvision(
-    file: str,
-    model: str,
-    top1: float,
-    *,
-    image_size: int = 224,
-    crop_fraction: float | None = None,
-    interpolation: Interpolation | None = None,
-) -> PretrainedWeights:
-    return PretrainedWeights(
-        f"https://download.pytorch.org/models/{file}.pth",
-        model,
-        "torchvision",
-        "torchvision",
-        image_size=image_size,
-        top1=top1,
-        crop_fraction=crop_fraction,
-        interpolation=interpolation,
-    )
+def _torchvision(file: str, model: str, top1: float, *, crop_fraction: float | None = None) -> PretrainedWeights:
+    source = f"https://download.pytorch.org/models/{file}.pth"
+    return PretrainedWeights(source, model, "torchvision", "torchvision", top1=top1, crop_fraction=crop_fraction)
 
 
 def _swag(file: str, model: str, top1: float, *, image_size: int = 224) -> PretrainedWeights:
     """Pre-trained on Instagram hashtags; evaluated without a crop margin."""
-    return _torchvision(file, model, top1, image_size=image_size, crop_fraction=1.0, interpolation="bicubic")
+    row = _torchvision(file, model, top1, crop_fraction=1.0)
+    return replace(row, image_size=image_size, interpolation="bicubic")
 
 
 _TORCHVISION = (

@@ -4,12 +4,12 @@ Importing this module does not import torch; `build`, `create` and `Model` do.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
-from vitkit.core.config import apply_overrides, from_mapping
+from vitkit.core.config import apply_settings, from_mapping
 from vitkit.core.errors import UnknownNameError, did_you_mean
 from vitkit.core.sizes import Size, pair
 from vitkit.model.config import BiTConfig, ViTConfig
@@ -73,21 +73,6 @@ def find_variants(pattern: str = "*") -> tuple[Variant, ...]:
     return matches
 
 
-def list_models(pattern: str = "*", *, pretrained: bool = False) -> list[str]:
-    """List the names of models, or the sources of pretrained weights, that match a wildcard pattern.
-
-    >>> list_models("H/*")
-    ['H/14']
-    >>> list_models("vit_h_14*", pretrained=True)[0]
-    'https://download.pytorch.org/models/vit_h_14_swag-80465313.pth'
-    """
-    if pretrained:
-        from vitkit.zoo.pretrained import find_pretrained
-
-        return [weights.source for weights in find_pretrained(pattern)]
-    return [variant.name for variant in find_variants(pattern)]
-
-
 def parse_image_size(alias: str) -> int:
     """Return the image size at the end of a timm or hub name, or 224."""
     match = re.search(r"[-_](\d{3})(-in21k)?$", alias)
@@ -101,11 +86,11 @@ def get_model_name(config: ModelConfig) -> str:
 
     >>> get_model_name(configure("B/16", image_size=384, num_classes=10))
     'B/16'
-    >>> get_model_name(configure("B/16", settings=["depth=3"]))
+    >>> get_model_name(configure("B/16", settings={"depth": 3}))
     'ViT 768 wide, 3 deep, patches of 16'
     """
     for variant in VARIANTS:
-        if _dimensions(variant.config) == _dimensions(config):
+        if get_dimensions(variant.config) == get_dimensions(config):
             return variant.name
     if isinstance(config, BiTConfig):
         return f"BiT {config.width_factor} wide, {'-'.join(map(str, config.units))} units"
@@ -114,7 +99,8 @@ def get_model_name(config: ModelConfig) -> str:
     return f"ViT {config.width} wide, {config.depth} deep, patches of {patches}"
 
 
-def _dimensions(config: ModelConfig) -> tuple[object, ...]:
+def get_dimensions(config: ModelConfig) -> tuple[object, ...]:
+    """Return what the weights of a model are made for: the patch size first, then everything else."""
     if isinstance(config, BiTConfig):
         return ("BiT", config.units, config.width_factor, config.root)
     backbone = config.backbone and (config.backbone.units, config.backbone.root_width, config.backbone.root)
@@ -132,17 +118,17 @@ def configure(
     patch_size: Size | None = None,
     channels: int | None = None,
     num_classes: int | None = None,
-    settings: Sequence[str] = (),
+    settings: Mapping[str, object] | None = None,
 ) -> ModelConfig:
-    """Return the configuration of a model with changes; `settings` are `section.key=value`.
+    """Return the configuration of a model with changes; `settings` have dotted or nested keys.
 
-    >>> configure("B/16", image_size=384, settings=["positions.kind=sincos_2d"]).grid
+    >>> configure("B/16", image_size=384, settings={"positions.kind": "sincos_2d"}).grid
     (24, 24)
     """
     config = find_variant(model).config if isinstance(model, str) else model
     arguments = {"image_size": image_size, "patch_size": patch_size, "channels": channels, "num_classes": num_classes}
     changes = {key: value for key, value in arguments.items() if value is not None}
-    return apply_overrides(from_mapping(type(config), changes, base=config), settings)
+    return apply_settings(from_mapping(type(config), changes, base=config), settings or {})
 
 
 def build(config: ModelConfig) -> "Model":
@@ -176,7 +162,7 @@ def create(
     patch_size: Size | None = None,
     channels: int | None = None,
     num_classes: int | None = None,
-    settings: Sequence[str] = (),
+    settings: Mapping[str, object] | None = None,
     device: "torch.device | str" = "cpu",
     dtype: "torch.dtype | None" = None,
     generator: "torch.Generator | None" = None,

@@ -53,11 +53,9 @@ def open_idx(path: Path) -> Dataset:
     files = find_idx_files(path)
     splits = sorted({split for split, content in files if content == "images"})
     if not splits or not set(splits) <= {"train", "val", "test"}:
-        raise DataError(
-            f"{path} has IDX files of {len(splits) or 'no'} datasets",
-            expected="files such as train-images-idx3-ubyte, of one dataset",
-            got=shorten_list(splits) or None,
-        )
+        expected = "files such as train-images-idx3-ubyte, of one dataset"
+        got = shorten_list(splits) or None
+        raise DataError(f"{path} has IDX files of {len(splits) or 'no'} datasets", expected=expected, got=got)
     images, labels = {}, {}
     for split in splits:
         if (split, "labels") not in files:
@@ -89,12 +87,9 @@ def read_idx(path: Path) -> NDArray[np.uint8]:
     except (EOFError, zlib.error, gzip.BadGzipFile, struct.error) as error:
         raise DataError(f"{path} is damaged: {error}", hint="download it again") from error
     if len(content) != count or excess:
-        raise DataError(
-            f"{path} is damaged",
-            expected=f"{count} bytes for {' × '.join(map(str, shape))}",
-            got=f"more than {count}" if excess else len(content),
-            hint="download it again",
-        )
+        expected = f"{count} bytes for {' × '.join(map(str, shape))}"
+        got = f"more than {count}" if excess else len(content)
+        raise DataError(f"{path} is damaged", expected=expected, got=got, hint="download it again")
     return np.frombuffer(bytearray(content), dtype=np.uint8).reshape(shape)  # a bytearray is writable
 
 
@@ -135,14 +130,13 @@ def pair_arrays(keys: list[str], *, where: str) -> dict[str, tuple[str, str]]:
     pairs = {}
     for split in ("train", "val", "test"):
         for pair in ((f"x_{split}", f"y_{split}"), (f"{split}_images", f"{split}_labels")):
-            if pair[0] in keys and pair[1] in keys:
+            if set(pair) <= set(keys):
                 pairs[split] = pair
-    if not pairs and "images" in keys and "labels" in keys:
+    if not pairs and {"images", "labels"} <= set(keys):
         pairs["all"] = ("images", "labels")
     if not pairs:
-        raise DataError(
-            f"{where} has no images with labels", expected="images, labels or x_train, y_train", got=shorten_list(keys)
-        )
+        expected = "images, labels or x_train, y_train"
+        raise DataError(f"{where} has no images with labels", expected=expected, got=shorten_list(keys))
     return pairs
 
 

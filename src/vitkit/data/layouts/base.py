@@ -3,13 +3,14 @@
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from vitkit.core.errors import DataError
-from vitkit.core.files import escape_surrogates, read_bytes
+from vitkit.core.files import escape_surrogates, name_of_text, read_bytes, text_of_name
 from vitkit.data.dataset import UNLABELED, Dataset, ImageSource, StoredImage
 from vitkit.data.decode_limits import DEFAULT_LIMITS
 from vitkit.data.layouts.files import shorten_list
@@ -48,7 +49,7 @@ class NamedSource(ImageSource):
     names: Sequence[str]
 
     def __post_init__(self) -> None:
-        self.classes = tuple(map(escape_surrogates, self.classes))
+        self.classes = tuple(escape_surrogates(text_of_name(name)) for name in self.classes)
         self.names = PackedNames(self.names)
 
     def name(self, index: int) -> str:
@@ -64,7 +65,16 @@ class FileSource(NamedSource):
 
     def read(self, index: int) -> StoredImage:
         """Return the bytes of the file."""
-        return read_bytes(f"{self.root}/{self.names[index]}", max_bytes=DEFAULT_LIMITS.max_bytes)
+        return read_bytes(f"{self.root}/{name_of_text(self.names[index])}", max_bytes=DEFAULT_LIMITS.max_bytes)
+
+    def locate(self, index: int) -> tuple[str, int]:
+        """Return the path of the file."""
+        return f"{self.absolute_root}/{name_of_text(self.names[index])}", 0
+
+    @cached_property
+    def absolute_root(self) -> str:
+        """The directory as an absolute path."""
+        return str(self.root.absolute())
 
 
 @dataclass(eq=False)
@@ -84,6 +94,21 @@ class ArchiveSource(NamedSource):
             raise DataError(f"{self.archives[archive]} ends within {self.names[index]}", hint="download it again")
         return content
 
+    def locate(self, index: int) -> tuple[str, int]:
+        """Return the path of the archive and the offset in it."""
+        archive, offset, _ = self.slices[index].tolist()
+        return self.absolute_archives[archive], offset
+
+    @cached_property
+    def absolute_archives(self) -> list[str]:
+        """The archives as absolute paths."""
+        return [str(archive.absolute()) for archive in self.archives]
+
+
+def stack_slices(slices: Iterable[tuple[int, int, int]]) -> NDArray[np.int64]:
+    """Return slices (archive, offset, size) as an array of N rows, also if there are none."""
+    return np.array(list(slices), dtype=np.int64).reshape(-1, 3)
+
 
 @dataclass(eq=False)
 class ArraySource(NamedSource):
@@ -97,25 +122,24 @@ class ArraySource(NamedSource):
         return self.images[index]
 
 
-# Datasets
-
-
 def make_dataset(path: Path | str, splits: Mapping[str, ImageSource]) -> Dataset:
-    """Create a dataset after checking that no split is empty and that there are two classes or more."""
+    """Create a dataset after checking that no split is empty."""
     for split, source in splits.items():
         if not len(source):
             raise DataError(f"{split} of {path} has no images", hint=f"it was read as: {source.layout}")
     if not splits:
         raise DataError(f"{path} has no images")
     ordered = {split: splits[split] for split in ("all", "train", "val", "test") if split in splits}
-    dataset = Dataset(path=str(path), splits=ordered)
+    return Dataset(path=str(path), splits=ordered)
+
+
+def check_several_classes(dataset: Dataset) -> Dataset:
+    """Return a dataset that a classifier can be trained on; raise DataError if it has only one class."""
     labels = np.unique(dataset.first_split.labels)
     if len(labels) < 2 and labels[0] != UNLABELED:
-        raise DataError(
-            f"{path} has only one class: {dataset.classes[int(labels[0])]}",
-            expected="two classes or more",
-            hint="use one directory per class, or set the layout to unlabeled",
-        )
+        message = f"{dataset.path} has only one class: {dataset.classes[int(labels[0])]}"
+        hint = "use one directory per class, or set the layout to unlabeled"
+        raise DataError(message, expected="two classes or more", hint=hint)
     return dataset
 
 
@@ -162,19 +186,13 @@ def number_names(prefix: str, count: int) -> list[str]:
 
 def check_files(root: Path, names: Sequence[str], *, where: str) -> None:
     """Raise DataError if files of a list do not exist."""
-    if missing := [name for name in names if not (root / name).is_file()]:
-        raise DataError(
-            f"{where} lacks {shorten_list(missing)}",
-            got=f"{len(missing)} of {len(names)} files missing",
-            hint="unpack the images again",
-        )
-
-
-# Classes and labels
+    if missing := [name for name in names if not (root / name_of_text(name)).is_file()]:
+        got = f"{len(missing)} of {len(names)} files missing"
+        raise DataError(f"{where} lacks {shorten_list(missing)}", got=got, hint="unpack the images again")
 
 
 def number_class_names(
-    path: Path, names: Mapping[str, Sequence[str]], *, numeric: bool = True
+    path: Path | str, names: Mapping[str, Sequence[str]], *, numeric: bool = True
 ) -> tuple[tuple[str, ...], dict[str, Labels]]:
     """Return the sorted classes and the labels of each split; if `numeric`, names that are numbers sort by value.
 
@@ -187,10 +205,8 @@ def number_class_names(
     classes = sorted(by_split.get("train", set().union(*by_split.values())))
     for split, of_split in by_split.items():
         if unknown := sorted(of_split.difference(classes)):
-            raise DataError(
-                f"{split} of {path} has classes that train lacks: {shorten_list(unknown)}",
-                hint="add images of each to train, or remove them; names are case-sensitive",
-            )
+            hint = "add images of each to train, or remove them; names are case-sensitive"
+            raise DataError(f"{split} of {path} has classes that train lacks: {shorten_list(unknown)}", hint=hint)
     if numeric and all(name.isascii() and name.isdigit() and len(name) < 19 for name in classes):
         classes.sort(key=lambda name: (int(name), name))
     label_of = {name: label for label, name in enumerate(classes)}
@@ -212,17 +228,15 @@ def number_labels(
         return (), {split: np.full(len(of_split), UNLABELED) for split, of_split in values.items()}
     if type(None) in kinds:
         unlabeled = sum(value is None for of_split in values.values() for value in of_split)
-        raise DataError(
-            f"{path} has images without a label",
-            expected="a label next to each image, or none at all",
-            got=f"{unlabeled} of {sum(map(len, values.values()))} without",
-        )
+        expected = "a label next to each image, or none at all"
+        got = f"{unlabeled} of {sum(map(len, values.values()))} without"
+        raise DataError(f"{path} has images without a label", expected=expected, got=got)
     if str in kinds:
         return number_class_names(path, {split: list(map(str, of_split)) for split, of_split in values.items()})
     try:
         labels = {split: np.array(of_split, dtype=np.int64) for split, of_split in values.items()}
     except OverflowError as error:
-        raise DataError(f"{path} has a label out of range") from error
+        raise DataError(f"{path} has a label out of range", expected=f"0…{MAX_CLASSES - 1}") from error
     return name_classes(path, labels, classes=classes), labels
 
 

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitkit.core.errors import DataError
+from vitkit.core.files import read_bytes
 from vitkit.core.pickles import GlobalName, PickleReader
 from vitkit.data.dataset import Dataset
 from vitkit.data.layouts.base import make_array_dataset, number_names
@@ -38,12 +39,8 @@ BYTES = "__builtin__ bytes"
 """Old protocols encode empty bytes as a call without arguments."""
 
 
-@dataclass(frozen=True)
-class CifarBatch:
-    """Images and labels of one file."""
-
-    images: NDArray[np.uint8]
-    labels: NDArray[np.int64]
+CifarBatch = tuple[NDArray[np.uint8], NDArray[np.int64]]
+"""Images and labels of one file."""
 
 
 def find_cifar(path: Path) -> list[Path]:
@@ -69,17 +66,21 @@ def open_cifar(path: Path) -> Dataset:
     batches: dict[str, CifarBatch] = {}
     classes: tuple[str, ...] = ()
     is_binary = False
-    for name, content in read_files(root):
+    for name, content in _read_files(root):
         where = f"{root}/{name}"
         is_binary = name.endswith((".bin", ".txt"))
         if name.endswith(".txt"):
             classes = tuple(line.strip() for line in content.decode("latin-1").splitlines() if line.strip())
         elif name.endswith(".bin"):
-            batches[name[:-4]] = read_binary(content, fine=name in {"train.bin", "test.bin"}, where=where)
+            batches[name[:-4]] = _read_binary(content, fine=name in {"train.bin", "test.bin"}, where=where)
         elif name.endswith("meta"):
-            classes = read_meta(content, where=where)
+            values = _read_dict(content, where=where)
+            names = values.get("fine_label_names", values.get("label_names"))
+            if not isinstance(names, list):
+                raise DataError(f"{where} has no label_names")
+            classes = tuple(map(_to_str, names))
         else:
-            batches[name] = read_python(content, where=where)
+            batches[name] = _read_python(content, where=where)
     if not batches:
         raise DataError(f"{root} has none of CIFAR's files", expected="data_batch_1 or train, or these with .bin")
     fine = "train" in batches or "test" in batches
@@ -89,11 +90,11 @@ def open_cifar(path: Path) -> Dataset:
     return make_array_dataset(
         path,
         layout=f"CIFAR-{'100' if fine else '10'}, {'binary' if is_binary else 'python'} version",
-        images={split: np.concatenate([batches[name].images for name in parts]) for split, parts in splits.items()},
-        labels={split: np.concatenate([batches[name].labels for name in parts]) for split, parts in splits.items()},
+        images={split: np.concatenate([batches[name][0] for name in parts]) for split, parts in splits.items()},
+        labels={split: np.concatenate([batches[name][1] for name in parts]) for split, parts in splits.items()},
         classes=classes,
         names={  # of batch and row, so both versions are split equally
-            split: [row for name in parts for row in number_names(name, len(batches[name].labels))]
+            split: [row for name in parts for row in number_names(name, len(batches[name][1]))]
             for split, parts in splits.items()
         },
     )
@@ -114,14 +115,14 @@ class BoundedReader(io.BufferedIOBase):
         return content
 
 
-def read_files(path: Path) -> Iterator[tuple[str, bytes]]:
+def _read_files(path: Path) -> Iterator[tuple[str, bytes]]:
     """Yield name and content of CIFAR's files in a directory or archive. Nothing is unpacked to the disk."""
     if path.is_dir():
-        files = [file for file in list_directory(path) if file.is_file()]
-        selected = select_names([file.name for file in files])
-        for file in files:
-            if file.name in selected:
-                yield file.name, file.read_bytes()
+        files = {file.name: file for file in list_directory(path) if file.is_file()}
+        binary = list(filter(BINARY.fullmatch, files))
+        # If a directory has both versions, the binary one is read.
+        selected = binary if any(name.endswith(".bin") for name in binary) else filter(PYTHON.fullmatch, files)
+        yield from ((name, read_bytes(files[name], max_bytes=MAX_FILE_BYTES)) for name in selected)
         return
     try:
         with (
@@ -140,55 +141,42 @@ def read_files(path: Path) -> Iterator[tuple[str, bytes]]:
         raise DataError(f"{path} is not a complete .tar.gz: {error}", hint="download it again") from error
 
 
-def select_names(names: list[str]) -> set[str]:
-    """Return the names of one version: binary if both exist."""
-    binary = {name for name in names if BINARY.fullmatch(name)}
-    if any(name.endswith(".bin") for name in binary):
-        return binary
-    return {name for name in names if PYTHON.fullmatch(name)}
-
-
-def read_binary(content: bytes, *, fine: bool, where: str) -> CifarBatch:
+def _read_binary(content: bytes, *, fine: bool, where: str) -> CifarBatch:
     """Read rows of one label (CIFAR-100: coarse and fine) and 3 × 32 × 32 bytes."""
     row_size = PIXELS + (2 if fine else 1)
     if len(content) % row_size:
         raise DataError(f"{where} is damaged", expected=f"a multiple of {row_size} bytes", got=len(content))
     rows = np.frombuffer(content, dtype=np.uint8).reshape(-1, row_size)
-    return CifarBatch(to_hwc(rows[:, -PIXELS:]), rows[:, -PIXELS - 1].astype(np.int64))
+    return _to_hwc(rows[:, -PIXELS:]), rows[:, -PIXELS - 1].astype(np.int64)
 
 
-def read_python(content: bytes, *, where: str) -> CifarBatch:
+def _read_python(content: bytes, *, where: str) -> CifarBatch:
     """Read a pickled dict of data and labels (CIFAR-100: fine_labels)."""
-    values = read_dict(content, where=where)
+    values = _read_dict(content, where=where)
     data, labels = values.get("data"), values.get("fine_labels", values.get("labels"))
     if not isinstance(data, np.ndarray) or data.ndim != 2 or data.shape[1] != PIXELS:
         raise DataError(f"{where} has no images", expected=f"data, N × {PIXELS} bytes")
     if not isinstance(labels, list) or len(labels) != len(data) or not all(type(label) is int for label in labels):
         raise DataError(f"{where} has no labels", expected=f"{len(data)} integers")
     try:
-        return CifarBatch(to_hwc(data), np.asarray(labels, dtype=np.int64))
+        return _to_hwc(data), np.asarray(labels, dtype=np.int64)
     except OverflowError as error:
         raise DataError(f"{where} has a label out of range") from error
 
 
-def read_meta(content: bytes, *, where: str) -> tuple[str, ...]:
-    """Return the class names."""
-    values = read_dict(content, where=where)
-    names = values.get("fine_label_names", values.get("label_names"))
-    if not isinstance(names, list):
-        raise DataError(f"{where} has no label_names")
-    return tuple(name.decode("latin-1") if isinstance(name, bytes) else str(name) for name in names)
-
-
-def read_dict(content: bytes, *, where: str) -> dict[str, object]:
+def _read_dict(content: bytes, *, where: str) -> dict[str, object]:
     """Read a pickled dict whose keys are bytes or strings, depending on the Python version that wrote it."""
     values = read_pickle(content, where=where)
     if not isinstance(values, dict):
         raise DataError(f"{where} is not one of CIFAR's files", expected="a dict", got=type(values).__name__)
-    return {key.decode("latin-1") if isinstance(key, bytes) else str(key): value for key, value in values.items()}
+    return {_to_str(key): value for key, value in values.items()}
 
 
-def to_hwc(rows: NDArray[np.uint8]) -> NDArray[np.uint8]:
+def _to_str(text: object) -> str:
+    return text.decode("latin-1") if isinstance(text, bytes) else str(text)
+
+
+def _to_hwc(rows: NDArray[np.uint8]) -> NDArray[np.uint8]:
     """Return N × 3072 bytes, planes of red, green and blue, as N × 32 × 32 × 3."""
     return np.ascontiguousarray(rows.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1))
 

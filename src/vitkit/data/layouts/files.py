@@ -3,15 +3,19 @@
 import os
 import re
 import tarfile
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import IO, NamedTuple, cast
 
 from vitkit.core.errors import DataError
+from vitkit.core.files import read_text
+from vitkit.core.formatting import format_plural
 
-IMAGE_SUFFIXES = frozenset(
-    (".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm", ".pbm", ".pnm")
-)
+IMAGE_SUFFIXES = frozenset({
+    ".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff",
+    ".ppm", ".pgm", ".pbm", ".pnm", ".avif", ".heic", ".heif", ".hif",
+})  # fmt: skip
 SPLITS = {
     "train": "train", "training": "train",
     "val": "val", "valid": "val", "validation": "val", "dev": "val",
@@ -19,13 +23,17 @@ SPLITS = {
 }  # fmt: skip
 CLASS_NAME_FILES = ("classes.txt", "classnames.txt")
 MAX_DEPTH = 100
+MAX_VISITS = 100
+"""Paths by which links may lead to one directory; links can multiply few directories to millions."""
 MAX_SHARDS = 100_000
 SMALL_FILE = 64 << 20
 """Uncompressed size that is always allowed."""
 MAX_EXPANSION = 20
 """Ratio of uncompressed to compressed size. Drawings reach 10; decompression bombs 1,000."""
 MAX_TEXT = 1 << 20
-"""Size of a file with a label."""
+"""Size of a file with a label, and of a line in a list."""
+MAX_HEADER = 1 << 20
+"""Size of a header in a tar: long names and attributes."""
 
 
 def is_image(name: str) -> bool:
@@ -38,24 +46,64 @@ def is_hidden(name: str) -> bool:
     return name.startswith(".") or name in {"__MACOSX", "Thumbs.db", "desktop.ini"}
 
 
-def walk_files(root: Path, *, prefix: str = "", ancestors: frozenset[tuple[int, int]] = frozenset()) -> Iterator[str]:
-    """Yield the relative names, with /, of all files below a directory. Links are followed, but not in a circle."""
-    status = root.stat()
+def walk_files(root: Path) -> Iterator[str]:
+    """Yield the relative names, with /, of all files below a directory, and those of empty directories with a final /.
+
+    Links are followed, but not in a circle.
+    """
+    return _walk(root, prefix="", ancestors=frozenset(), visits=Counter())
+
+
+def _walk(
+    directory: Path, *, prefix: str, ancestors: frozenset[tuple[int, int]], visits: Counter[tuple[int, int]]
+) -> Iterator[str]:
+    status = directory.stat()
     identity = (status.st_dev, status.st_ino)
     if identity in ancestors:
         return
+    visits[identity] += 1
+    if visits[identity] > MAX_VISITS:
+        raise DataError(f"links lead to {directory} on too many paths", expected=f"at most {MAX_VISITS}")
     if len(ancestors) >= MAX_DEPTH:
-        raise DataError(f"{root} is nested too deeply", expected=f"at most {MAX_DEPTH} levels of folders")
-    with os.scandir(root) as entries:
+        raise DataError(f"{directory} is nested too deeply", expected=f"at most {MAX_DEPTH} levels of folders")
+    is_empty, ancestors = True, ancestors | {identity}
+    with os.scandir(directory) as entries:
         for entry in entries:
             if is_hidden(entry.name):
                 continue
+            is_empty = False
             if entry.is_dir():
-                yield from walk_files(
-                    Path(entry.path), prefix=f"{prefix}{entry.name}/", ancestors=ancestors | {identity}
-                )
+                yield from _walk(Path(entry.path), prefix=f"{prefix}{entry.name}/", ancestors=ancestors, visits=visits)
             else:  # also a broken link: reading it raises an error with its name
                 yield prefix + entry.name
+    if is_empty and prefix:
+        yield prefix
+
+
+def list_left_out(names: Sequence[str]) -> list[str]:
+    """Return one warning about files and folders that are not used, by kind and suffix; none if there are none.
+
+    >>> list_left_out(["1.svg", "2.pdf", "3.svg", "bird/"])
+    ['left out 3 files that are not images (2 .svg, 1 .pdf): 1.svg, 2.pdf, 3.svg; 1 folder without images: bird/']
+    """
+    folders = [name for name in names if name.endswith("/")]
+    images = [name for name in names if is_image(name)]
+    files = [name for name in names if not name.endswith("/") and not is_image(name)]
+    parts = []
+    if files:
+        counts = ", ".join(f"{count:,} {suffix}" for suffix, count in count_suffixes(files).most_common(5))
+        are = "files that are not images" if len(files) > 1 else "file that is not an image"
+        parts.append(f"{len(files):,} {are} ({counts}): {shorten_list(files, limit=3)}")
+    if images:
+        parts.append(f"{format_plural(len(images), 'image')} in no class folder: {shorten_list(images, limit=3)}")
+    if folders:
+        parts.append(f"{format_plural(len(folders), 'folder')} without images: {shorten_list(folders, limit=3)}")
+    return [f"left out {'; '.join(parts)}"] if parts else []
+
+
+def count_suffixes(names: Iterable[str]) -> Counter[str]:
+    """Count file names by their suffix."""
+    return Counter(os.path.splitext(name)[1].lower() or "without suffix" for name in names)  # noqa: PTH122
 
 
 def list_directory(path: Path) -> list[Path]:
@@ -68,11 +116,27 @@ def list_directory(path: Path) -> list[Path]:
 
 def read_lines(path: Path) -> Iterator[str]:
     """Return the lines of a text file that are not empty."""
+    return (line.strip() for line in read_list(path).splitlines() if line.strip())
+
+
+def read_list(path: Path) -> str:
+    """Return the text of a file of labels or names."""
     try:
-        text = path.read_text(encoding="utf-8-sig")
+        return read_text(path)
     except UnicodeDecodeError as error:
         raise DataError(f"{path} is not UTF-8", hint="save it as UTF-8") from error
-    return (line.strip() for line in text.splitlines() if line.strip())
+    except OSError as error:
+        raise DataError(f"{path}: {error.strerror}") from error
+
+
+def iterate_lines(file: IO[str], *, path: Path) -> Iterator[str]:
+    """Yield the lines of a text file; raise DataError for one that is too long to be a file name and a label."""
+    number = 1
+    while line := file.readline(MAX_TEXT + 1):
+        if len(line) > MAX_TEXT:
+            raise DataError(f"{path}, line {number} is too long", expected=f"at most {MAX_TEXT:,} characters")
+        yield line
+        number += 1
 
 
 def read_class_names(directory: Path) -> tuple[str, ...]:
@@ -126,9 +190,6 @@ def check_expansion(size: int, *, compressed: int, where: str) -> None:
         raise DataError(f"{where} decompresses to far more than images do", expected=f"at most {limit:,} bytes")
 
 
-# Shards
-
-
 def is_pattern(path: Path) -> bool:
     """Return whether a path is a brace pattern, and not a file or directory with braces in its name."""
     return bool(re.search(r"\{[^{}]*(\.\.|,)[^{}]*\}", str(path))) and not path.exists()
@@ -163,10 +224,8 @@ def find_shards(path: Path, *, suffix: str) -> list[Path]:
     if is_pattern(path):
         shards = [Path(shard) for shard in expand_braces(str(path))]
         if missing := [str(shard) for shard in shards if not shard.is_file()]:
-            raise DataError(
-                f"{path} matches files that do not exist: {shorten_list(missing)}",
-                got=f"{len(missing)} of {len(shards)}",
-            )
+            got = f"{len(missing)} of {len(shards)}"
+            raise DataError(f"{path} matches files that do not exist: {shorten_list(missing)}", got=got)
     elif path.is_file():
         shards = [path]
     else:
@@ -192,14 +251,9 @@ def group_shards(path: Path, *, suffix: str) -> dict[str, list[Path]]:
         by_split.setdefault(find_split(shard, root=base) or "all", []).append(shard)
     if "all" in by_split and len(by_split) > 1:
         names = shorten_list([shard.name for shard in by_split["all"]])
-        raise DataError(
-            f"only some {suffix} files of {path} name their split, but not {names}",
-            hint="begin each name with train-, val- or test-",
-        )
+        hint = "begin each name with train-, val- or test-"
+        raise DataError(f"only some {suffix} files of {path} name their split, but not {names}", hint=hint)
     return by_split
-
-
-# Members of tar archives
 
 
 class TarMember(NamedTuple):
@@ -216,24 +270,42 @@ def list_members(archive: Path) -> Iterator[TarMember]:
         yield from scan_members(file, 0, archive.stat().st_size, name=str(archive))
 
 
-def list_images(archive: Path) -> Iterator[TarMember]:
-    """Yield the images of a tar and of the tars in it, such as ImageNet's, by suffix."""
+def list_nested_members(archive: Path) -> Iterator[TarMember]:
+    """Yield the files of a tar and of the tars in it, such as ImageNet's."""
     with archive.open("rb") as file:
         for member in list_members(archive):
-            if is_image(member.name):
-                yield member
-            elif member.name.lower().endswith(".tar"):
+            if member.name.lower().endswith(".tar"):
                 end = member.offset + member.size
                 for inner in scan_members(file, member.offset, end, name=f"{archive}/{member.name}"):
-                    if is_image(inner.name):
-                        yield inner._replace(name=f"{member.name}/{inner.name}")
+                    yield inner._replace(name=f"{member.name}/{inner.name}")
+            else:
+                yield member
+
+
+def list_images(archive: Path) -> list[TarMember]:
+    """Return the images of a tar and of the tars in it, sorted by name as in folders, so that runs are equal."""
+    return sorted(member for member in list_nested_members(archive) if is_image(member.name))
+
+
+class HeaderReader:
+    """File of which tarfile reads headers, with a limit on their size; contents are skipped by seeking."""
+
+    def __init__(self, file: IO[bytes], name: str) -> None:
+        self.file, self.name = file, name
+        self.seek, self.tell = file.seek, file.tell
+
+    def read(self, size: int) -> bytes:
+        """Return the next bytes."""
+        if size > MAX_HEADER:
+            raise DataError(f"{self.name} has a header of {size:,} bytes", expected=f"at most {MAX_HEADER:,}")
+        return self.file.read(size)
 
 
 def scan_members(file: IO[bytes], start: int, end: int, *, name: str) -> Iterator[TarMember]:
     """Yield the regular files of the tar between two offsets of an open file."""
     file.seek(start)
     try:
-        with tarfile.open(fileobj=file, mode="r:") as tar:
+        with tarfile.open(fileobj=cast("IO[bytes]", HeaderReader(file, name)), mode="r:") as tar:
             while (member := tar.next()) is not None and member.offset < end:
                 tar.members = []  # type: ignore[attr-defined]  # else it keeps all of them
                 if member.name.startswith("/") or ".." in member.name.split("/"):
@@ -247,11 +319,13 @@ def scan_members(file: IO[bytes], start: int, end: int, *, name: str) -> Iterato
                 if member.issparse() or member.offset_data + member.size > end:
                     raise DataError(f"{name} is damaged at {member.name}", hint="download it again")
                 yield TarMember(member.name.removeprefix("./"), member.offset_data, member.size)
+    except DataError:
+        raise
     except (tarfile.TarError, EOFError, UnicodeError, ValueError, OverflowError, RecursionError) as error:
         raise DataError(f"{name} is not a complete tar archive: {error}", hint="download it again") from error
 
 
-def read_text(file: IO[bytes], member: TarMember, *, where: str) -> str:
+def read_member_text(file: IO[bytes], member: TarMember, *, where: str) -> str:
     """Return the content of a small text file."""
     if member.size > MAX_TEXT:
         raise DataError(f"{where}: {member.name} is too long for a label", expected=f"at most {MAX_TEXT} bytes")

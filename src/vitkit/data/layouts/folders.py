@@ -1,6 +1,7 @@
 """Folders of image files: a folder per class, or images without labels."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -30,27 +31,22 @@ def get_class_folders(name: str) -> list[str]:
 def open_folders(path: Path) -> Dataset:
     """Open class folders, alone or within train, val and test folders. A class may have subfolders.
 
-    Images next to the class folders, and a test folder without classes, are ignored.
+    Images next to the class folders, and those of a test folder without classes, are left out.
     """
-    images = list_image_files(path)
+    images, others = list_image_files(path)
     if not any(map(get_class_folders, images)):
-        raise DataError(
-            f"{path} has no class folders",
-            expected="FOLDER/CLASS/IMAGE or FOLDER/train/CLASS/IMAGE",
-            got=f"{len(images)} images, and no folder that can be their class",
-            hint="use one directory per class, or set the layout to unlabeled",
-        )
+        expected = "FOLDER/CLASS/IMAGE or FOLDER/train/CLASS/IMAGE"
+        got = f"{len(images)} images, and no folder that can be their class"
+        hint = "use one directory per class, or set the layout to unlabeled"
+        raise DataError(f"{path} has no class folders", expected=expected, got=got, hint=hint)
     split_folders = find_split_folders(path, base=find_wrapper(images), images=images)
     names: dict[str, list[str]] = {}
     for split, folder in split_folders.items():
         inside = [name for name in images if name.startswith(folder)]
         labeled = [name for name in inside if "/" in name[len(folder) :]]
         if not labeled and split != "test":
-            raise DataError(
-                f"{path}/{folder} has no class folders",
-                expected="CLASS/IMAGE",
-                got=f"{len(inside)} images in no folder",
-            )
+            message = f"{path}/{folder} has no class folders"
+            raise DataError(message, expected="CLASS/IMAGE", got=f"{len(inside)} images in no folder")
         if labeled:
             names[split] = labeled
     class_names = {
@@ -58,29 +54,45 @@ def open_folders(path: Path) -> Dataset:
     }
     classes, labels = number_class_names(path, class_names, numeric=False)
     layout = "class folders" if "all" in names else "train, val and test folders of class folders"
-    return make_file_dataset(path, layout=layout, classes=classes, labels=labels, names=names)
+    dataset = make_file_dataset(path, layout=layout, classes=classes, labels=labels, names=names)
+    used = {name for of_split in names.values() for name in of_split}
+    left_out = [name for name in images if name not in used] + others
+    left_out += find_empty_classes(others, classes=set(classes), split_folders=split_folders)
+    return replace(dataset, left_out=tuple(dict.fromkeys(left_out)))
+
+
+def find_empty_classes(
+    others: Sequence[str], *, classes: Collection[str], split_folders: Mapping[str, str]
+) -> Iterator[str]:
+    """Yield the folders, with a final /, that would be classes if they had images."""
+    for name in others:
+        for folder in split_folders.values():
+            class_name, slash, _ = name.removeprefix(folder).partition("/")
+            if name.startswith(folder) and slash and class_name not in classes:
+                yield f"{folder}{class_name}/"
 
 
 def open_unlabeled(path: Path) -> Dataset:
     """Open all images below a directory without labels. Train, val and test folders are splits."""
-    images = list_image_files(path)
+    images, others = list_image_files(path)
     names = {
         split: [name for name in images if name.startswith(folder)]
         for split, folder in find_split_folders(path, base="", images=images).items()
     }
     labels = {split: np.full(len(of_split), UNLABELED) for split, of_split in names.items()}
-    return make_file_dataset(path, layout="images without labels", classes=(), labels=labels, names=names)
+    dataset = make_file_dataset(path, layout="images without labels", classes=(), labels=labels, names=names)
+    return replace(dataset, left_out=tuple(others))
 
 
-def list_image_files(path: Path) -> list[str]:
-    """Return the sorted names of the images below a directory."""
+def list_image_files(path: Path) -> tuple[list[str], list[str]]:
+    """Return the sorted names of the images below a directory, and of its other files and empty folders."""
     if not path.is_dir():
         raise DataError(f"{path} is not a directory")
-    names = list(walk_files(path))
-    images = sorted(filter(is_image, names))
+    names = sorted(walk_files(path))
+    images, others = list(filter(is_image, names)), [name for name in names if not is_image(name)]
     if not images:
         raise DataError(f"{path} has no images", got=f"{len(names)} other files" if names else "an empty directory")
-    return images
+    return images, others
 
 
 def find_wrapper(images: Sequence[str]) -> str:

@@ -5,20 +5,25 @@ import json
 import re
 import stat
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path, PurePosixPath
 
 import numpy as np
 
 from vitkit.core.errors import DataError
+from vitkit.core.files import name_of_text
 from vitkit.data.dataset import Dataset
-from vitkit.data.layouts.base import MAX_CLASSES, Labels, make_file_dataset, name_classes, number_class_names
-from vitkit.data.layouts.files import list_directory, parse_split, shorten_list
+from vitkit.data.layouts.base import MAX_CLASSES, make_file_dataset, name_classes, number_class_names
+from vitkit.data.layouts.files import iterate_lines, list_directory, parse_split, read_list, shorten_list
 
 MANIFESTS = ("metadata.csv", "metadata.jsonl", "labels.csv", "labels.jsonl", "manifest.csv", "manifest.jsonl")
 COLUMNS = ("file_name", "label", "split", "class_index")
 EXAMPLE = "file_name,label as the first line, cats/1.jpg,cat as the next"
+
+MAX_MISSING = 1_000
+"""Missing files after which no more are searched."""
 
 Values = dict[str, str | int]
 
@@ -35,23 +40,23 @@ class ManifestRow:
 
 
 def find_manifests(path: Path) -> list[Path]:
-    """Return the manifests of a path: itself, one in the directory, or one in each of its split folders."""
+    """Return the manifests of a path: itself, one in the directory, or one in each of its split folders.
+
+    They are called like a manifest, and their first line mentions file_name.
+    """
     if path.is_file():
         return [path] if path.suffix.lower() in {".csv", ".jsonl"} else []
-    if manifests := list_manifests(path):
-        return manifests
-    folders = [folder for folder in list_directory(path) if folder.is_dir() and parse_split(folder.name)]
-    return [manifest for folder in folders for manifest in list_manifests(folder)]
 
-
-def list_manifests(directory: Path) -> list[Path]:
-    """Return the files directly in a directory that are called like a manifest and mention file_name first."""
-
-    def has_file_names(path: Path) -> bool:
-        with path.open("rb") as file:
+    def has_file_names(manifest: Path) -> bool:
+        with manifest.open("rb") as file:
             return b"file_name" in file.readline(65_536)
 
-    return [path for path in list_directory(directory) if path.name.lower() in MANIFESTS and has_file_names(path)]
+    folders = [folder for folder in list_directory(path) if folder.is_dir() and parse_split(folder.name)]
+    for directories in ([path], folders):
+        candidates = (file for each in directories for file in list_directory(each) if file.name.lower() in MANIFESTS)
+        if manifests := list(filter(has_file_names, candidates)):
+            return manifests
+    return []
 
 
 def open_manifest(path: Path) -> Dataset:
@@ -62,40 +67,46 @@ def open_manifest(path: Path) -> Dataset:
     manifests = find_manifests(path)
     directories = {manifest.parent for manifest in manifests}
     if not manifests or len(directories) < len(manifests):
-        raise DataError(
-            f"{path} has {len(manifests) or 'no'} manifests",
-            expected=f"one of {', '.join(MANIFESTS)}, with {EXAMPLE}",
-            got=shorten_list([manifest.name for manifest in manifests]) or None,
-            hint="give the path of the manifest itself",
-        )
+        expected = f"one of {', '.join(MANIFESTS)}, with {EXAMPLE}"
+        got = shorten_list([manifest.name for manifest in manifests]) or None
+        hint = "give the path of the manifest itself"
+        raise DataError(f"{path} has {len(manifests) or 'no'} manifests", expected=expected, got=got, hint=hint)
     root = path.parent if path.is_file() else path
-    rows = [row for manifest in manifests for row in read_rows(manifest, root=root)]
+    rows = list(
+        check_row_files(chain.from_iterable(read_rows(manifest, root=root) for manifest in manifests), root=root)
+    )
     if not rows:
         raise DataError(f"{manifests[0]} lists no images", expected=EXAMPLE)
     check_rows(rows)
-    check_row_files(rows, root=root)
     by_split: dict[str, list[ManifestRow]] = {}
     for row in sorted(rows, key=lambda row: row.file_name):
         by_split.setdefault(row.split, []).append(row)
-    if rows[0].class_index is None:
-        by_name = {split: [row.label for row in of_split] for split, of_split in by_split.items()}
+    classes = None if rows[0].class_index is None else name_classes_by_index(rows)
+    layout = "CSV manifest" if manifests[0].suffix.lower() == ".csv" else "JSONL manifest"
+    return make_listed_dataset(path, by_split, layout=layout, root=root, classes=classes)
+
+
+def make_listed_dataset(
+    path: Path,
+    rows: Mapping[str, Sequence[ManifestRow]],
+    *,
+    layout: str,
+    root: Path,
+    classes: tuple[str, ...] | None,
+) -> Dataset:
+    """Create the dataset of the rows of each split.
+
+    `classes` are the names by class_index, empty if these are the numbers themselves; None if rows have only labels.
+    """
+    if classes is None:
+        by_name = {split: [row.label for row in of_split] for split, of_split in rows.items()}
         classes, labels = number_class_names(path, by_name)
     else:
-        classes = name_classes_by_index(rows)
-        labels = {split: get_indices(of_split) for split, of_split in by_split.items()}
-    return make_file_dataset(
-        path,
-        root=root,
-        layout="CSV manifest" if manifests[0].suffix.lower() == ".csv" else "JSONL manifest",
-        classes=classes,
-        labels=labels,
-        names={split: [row.file_name for row in of_split] for split, of_split in by_split.items()},
-    )
-
-
-def get_indices(rows: Sequence[ManifestRow]) -> Labels:
-    """Return class_index of each row."""
-    return np.array([row.class_index for row in rows], dtype=np.int64)
+        indices = {split: [row.class_index for row in of_split] for split, of_split in rows.items()}
+        labels = {split: np.array(of_split, dtype=np.int64) for split, of_split in indices.items()}
+        classes = name_classes(path, labels, classes=classes)
+    names = {split: [row.file_name for row in of_split] for split, of_split in rows.items()}
+    return make_file_dataset(path, root=root, layout=layout, classes=classes, labels=labels, names=names)
 
 
 def name_classes_by_index(rows: Sequence[ManifestRow]) -> tuple[str, ...]:
@@ -154,25 +165,21 @@ def parse_row(values: Values, *, directory: Path, split: str | None, where: str)
 def read_csv(manifest: Path) -> Iterator[tuple[int, Values]]:
     """Yield line numbers and values of a CSV file."""
     with manifest.open(encoding="utf-8-sig", newline="") as file:
-        reader = csv.DictReader(file, strict=True)
-        columns = [column.strip() for column in reader.fieldnames or ()]
-        reader.fieldnames = columns
+        reader = csv.DictReader(iterate_lines(file, path=manifest), strict=True)
+        reader.fieldnames = columns = [column.strip() for column in reader.fieldnames or ()]
         if missing := [column for column in ("file_name", "label") if column not in columns]:
             raise DataError(f"{manifest} lacks the column {missing[0]}", expected=EXAMPLE, got=",".join(columns))
         for values in reader:
             if None in values:
-                raise DataError(
-                    f"{manifest}, line {reader.line_num} has too many values",
-                    expected=len(columns),
-                    hint='put values with a comma in "quotes"',
-                )
+                message = f"{manifest}, line {reader.line_num} has too many values"
+                raise DataError(message, expected=len(columns), hint='put values with a comma in "quotes"')
             yield reader.line_num, {column: value for column, value in values.items() if value is not None}
 
 
 def read_jsonl(manifest: Path) -> Iterator[tuple[int, Values]]:
     """Yield line numbers and values of a file with one JSON object per line."""
     with manifest.open(encoding="utf-8-sig") as file:
-        for line, text in enumerate(file, start=1):
+        for line, text in enumerate(iterate_lines(file, path=manifest), start=1):
             if not text.strip():
                 continue
             try:
@@ -190,6 +197,10 @@ def read_jsonl(manifest: Path) -> Iterator[tuple[int, Values]]:
 
 def check_relative_path(name: str, *, where: str) -> str:
     """Return a normalized relative path; raise DataError if it could leave the directory of the dataset."""
+    try:
+        name_of_text(name)
+    except UnicodeEncodeError as error:
+        raise DataError(f"{where}: {name!r} is not valid text", hint="write file names as UTF-8") from error
     path = PurePosixPath(name)
     if path.is_absolute() or ".." in path.parts or re.search(r"[\\\0\n\r]|^[A-Za-z]:", name) or not path.parts:
         raise DataError(
@@ -210,13 +221,15 @@ def check_rows(rows: Sequence[ManifestRow]) -> None:
             raise DataError(f"{row.where} repeats {row.file_name} of {first[row.file_name].where}")
 
 
-def check_row_files(rows: Sequence[ManifestRow], *, root: Path) -> None:
-    """Raise DataError for files that do not exist, and for links to files outside of the directory."""
+def check_row_files(rows: Iterable[ManifestRow], *, root: Path) -> Iterator[ManifestRow]:
+    """Yield the rows; raise DataError for files that do not exist, and for links to files outside of the directory."""
     resolved_root = root.resolve()
     parents: dict[Path, Path] = {}
-    missing = []
+    missing: list[ManifestRow] = []
+    count = 0
     for row in rows:
-        path = root / row.file_name
+        count += 1
+        path = root / name_of_text(row.file_name)
         try:
             parent = parents.get(path.parent) or parents.setdefault(path.parent, path.parent.resolve(strict=True))
             mode = path.lstat().st_mode
@@ -224,17 +237,20 @@ def check_row_files(rows: Sequence[ManifestRow], *, root: Path) -> None:
             is_regular = resolved.is_file() if stat.S_ISLNK(mode) else stat.S_ISREG(mode)
         except (OSError, RuntimeError):  # RuntimeError: a link to itself
             missing.append(row)
+            if len(missing) == MAX_MISSING:
+                break
             continue
         if not resolved.is_relative_to(resolved_root):
             raise DataError(f"{row.where}: {row.file_name} is a link to a file outside of {root}")
         if not is_regular:
             raise DataError(f"{row.where}: {row.file_name} is not a file")
+        yield row
     if missing:
-        raise DataError(
-            f"{missing[0].where}: no file {missing[0].file_name}",
-            got=f"{len(missing)} of {len(rows)} files missing: {shorten_list([row.file_name for row in missing])}",
-            hint="file names are relative to the directory of the manifest",
-        )
+        first = " the first" if len(missing) == MAX_MISSING else ""
+        names = shorten_list([row.file_name for row in missing])
+        got = f"{len(missing)} of{first} {count} files missing: {names}"
+        hint = "file names are relative to the directory of the manifest"
+        raise DataError(f"{missing[0].where}: no file {missing[0].file_name}", got=got, hint=hint)
 
 
 # Tasks of VTAB-1k: images/train800/000000.jpg … and train800.txt with lines of a path and a label
@@ -261,27 +277,14 @@ def open_vtab(path: Path) -> Dataset:
     if "train" not in lists:
         expected = ", ".join((*VTAB_LISTS.values(), ALL_EXAMPLES))
         raise DataError(f"{path} has no {VTAB_LISTS['train']}", expected=expected)
-    rows = {split: read_vtab_list(file) for split, file in lists.items()}
-    for of_split in rows.values():
-        check_row_files(of_split, root=path)
-    labels = {split: get_indices(of_split) for split, of_split in rows.items()}
-    return make_file_dataset(
-        path,
-        layout="VTAB-1k task",
-        classes=name_classes(path, labels),
-        labels=labels,
-        names={split: [row.file_name for row in of_split] for split, of_split in rows.items()},
-    )
+    rows = {split: list(check_row_files(read_vtab_list(file), root=path)) for split, file in lists.items()}
+    return make_listed_dataset(path, rows, layout="VTAB-1k task", root=path, classes=())
 
 
 def read_vtab_list(path: Path) -> list[ManifestRow]:
     """Read lines of a path, which may contain spaces, and a label."""
     rows: list[ManifestRow] = []
-    try:
-        text = path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise DataError(f"{path} cannot be read: {error}", hint="save it as UTF-8") from error
-    for number, line in enumerate(text.splitlines(), start=1):
+    for number, line in enumerate(read_list(path).splitlines(), start=1):
         if not line.strip():
             continue
         where = f"{path}, line {number}"

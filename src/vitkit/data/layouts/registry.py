@@ -1,9 +1,8 @@
 """Registry of dataset layouts. A layout is a module with a detection and an open function, and an entry here."""
 
 import os
-from collections import Counter
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -14,13 +13,13 @@ from vitkit.data.dataset import Dataset
 from vitkit.data.fractals import make_fractals
 from vitkit.data.layouts.arrays import find_idx_files, find_npz_files, open_digits, open_idx, open_npz
 from vitkit.data.layouts.cifar import find_cifar, open_cifar
-from vitkit.data.layouts.files import find_shards, is_pattern, walk_files
+from vitkit.data.layouts.files import count_suffixes, find_shards, is_pattern, walk_files
 from vitkit.data.layouts.folders import has_class_folders, has_images, open_folders, open_unlabeled
-from vitkit.data.layouts.imagenet import has_imagenet, open_imagenet
 from vitkit.data.layouts.manifests import find_manifests, has_vtab, open_manifest, open_vtab
-from vitkit.data.layouts.oxford import has_flowers, has_pets, open_flowers, open_pets
-from vitkit.data.layouts.parquet import open_parquet
-from vitkit.data.layouts.webdataset import open_webdataset
+from vitkit.data.layouts.pairs import Pairs, open_pairs, refuse_url
+from vitkit.data.layouts.published import has_flowers, has_imagenet, has_pets, open_flowers, open_imagenet, open_pets
+from vitkit.data.layouts.shards import open_parquet, open_webdataset
+from vitkit.data.layouts.tiny_imagenet import has_tiny_imagenet, open_tiny_imagenet
 
 
 @dataclass(frozen=True)
@@ -51,11 +50,16 @@ def open_val_as_test(path: Path) -> Dataset:
     if "test" in dataset.splits or "val" not in dataset.splits:
         raise DataError(f"{path} has no val split to test on", expected="train and val", got=", ".join(dataset.splits))
     splits = {"train" if split == "train" else "test": source for split, source in dataset.splits.items()}
-    return Dataset(path=dataset.path, splits=splits)
+    return replace(dataset, splits=splits)
 
 
 LAYOUTS: dict[str, Layout] = {
-    "imagenet": Layout("ILSVRC2012_img_train.tar or train/n01440764/", has_imagenet, open_imagenet),
+    "imagenet": Layout(
+        "ILSVRC2012_img_train.tar or train/n01440764/",
+        lambda path: has_imagenet(path) and not has_tiny_imagenet(path),
+        open_imagenet,
+    ),
+    "tiny-imagenet": Layout("val/val_annotations.txt and words.txt", has_tiny_imagenet, open_tiny_imagenet),
     "pets": Layout("images/ and annotations/trainval.txt", has_pets, open_pets),
     "flowers": Layout("jpg/ and imagelabels.mat", has_flowers, open_flowers),
     "vtab": Layout("train800.txt, val200.txt and test.txt", has_vtab, open_vtab),
@@ -74,8 +78,13 @@ LAYOUTS: dict[str, Layout] = {
 EMBEDDED = ("digits", "fractals")
 
 
-def open_dataset(path: Path | str, *, layout: str | None = None, fractals: FractalConfig | None = None) -> Dataset:
-    """Open "digits", "fractals", a directory, a file, or a pattern such as data-{0000..0009}.tar.
+def open_dataset(
+    data: str | os.PathLike[str] | Pairs | Mapping[str, Pairs],
+    *,
+    layout: str | None = None,
+    fractals: FractalConfig | None = None,
+) -> Dataset:
+    """Open "digits", "fractals", a directory, a file, a pattern such as data-{0000..0009}.tar, or pairs in memory.
 
     >>> dataset = open_dataset("digits")
     >>> dataset.layout, len(dataset.classes), len(dataset.splits["train"])
@@ -89,54 +98,53 @@ def open_dataset(path: Path | str, *, layout: str | None = None, fractals: Fract
     if layout is not None and layout not in names:
         hint = did_you_mean(layout, names) or f"one of {', '.join(names)}"
         raise UnknownNameError(f"there is no layout called {layout}", hint=hint)
-    if str(path) in EMBEDDED and layout in (None, str(path)):
-        return open_digits() if str(path) == "digits" else make_fractals(fractals or FractalConfig())
+    if not isinstance(data, str | os.PathLike):
+        if layout is not None:
+            raise DataError("pairs of image and label have no other layout", got=layout, hint="leave the layout out")
+        return open_pairs(data)
+    if str(data) in EMBEDDED and layout in (None, str(data)):
+        return open_digits() if str(data) == "digits" else make_fractals(fractals or FractalConfig())
     if layout in EMBEDDED:
-        raise DataError(f"{layout} is part of vitkit and has no path", expected=layout, got=path)
-    path = Path(os.path.expanduser(path))  # noqa: PTH111 - Path.expanduser would make "./digits" "digits"
+        raise DataError(f"{layout} is part of vitkit and has no path", expected=layout, got=data)
+    refuse_url(data)
+    path = Path(os.path.expanduser(data))  # noqa: PTH111 - Path.expanduser would make "./digits" "digits"
     if not path.exists() and not is_pattern(path):
-        raise DataError(f"{path} does not exist", hint=suggest_path(path))
+        parent = path.absolute().parent
+        siblings = [entry.name for entry in parent.iterdir()] if parent.is_dir() else []
+        otherwise = "give a folder of images, or digits or fractals, which are part of vitkit"
+        raise DataError(f"{path} does not exist", hint=did_you_mean(path.name, [*siblings, *EMBEDDED]) or otherwise)
     return LAYOUTS[layout or detect_layout(path)].open(path)
+
+
+def find_layouts(path: Path) -> list[str]:
+    """Return the names of the layouts at a path, other than plain folders of images."""
+    return [name for name, layout in LAYOUTS.items() if not layout.is_fallback and layout.detect(path)]
 
 
 def detect_layout(path: Path) -> str:
     """Return the name of the layout at a path. Published layouts come before plain folders of images."""
-    matches = [name for name, layout in LAYOUTS.items() if not layout.is_fallback and layout.detect(path)]
+    matches = find_layouts(path)
     if matches and LAYOUTS[matches[0]].is_one_file and has_class_folders(path):
         matches.append("folders")
     if len(matches) > 1:
-        raise DataError(
-            f"{path} matches {len(matches)} layouts: {', '.join(matches)}",
-            got="; ".join(f"{name}: {LAYOUTS[name].example}" for name in matches),
-            hint=f"set the layout, for example {matches[0]}, or give the path of the file or folder itself",
-        )
+        got = "; ".join(f"{name}: {LAYOUTS[name].example}" for name in matches)
+        hint = f"set the layout, for example {matches[0]}, or give the path of the file or folder itself"
+        raise DataError(f"{path} matches {len(matches)} layouts: {', '.join(matches)}", got=got, hint=hint)
     if matches:
         return matches[0]
     for name, layout in LAYOUTS.items():
         if layout.is_fallback and layout.detect(path):
             return name
-    raise DataError(
-        f"{path} has no layout that vitkit knows",
-        expected="CLASS/IMAGE, train/CLASS/IMAGE, a manifest, shards or a published dataset",
-        got=describe_contents(path),
-        hint="use one directory per class",
-    )
+    message = f"{path} has no layout that vitkit knows"
+    expected = "CLASS/IMAGE, train/CLASS/IMAGE, a manifest, shards or a published dataset"
+    raise DataError(message, expected=expected, got=describe_contents(path), hint="use one directory per class")
 
 
 def describe_contents(path: Path) -> str:
     """Summarize the files at a path."""
     if not path.is_dir():
         return f"a file that ends with {path.suffix}" if path.suffix else "a file"
-    names = islice(walk_files(path), 100_000)
-    suffixes = Counter(os.path.splitext(name)[1].lower() or "no suffix" for name in names)  # noqa: PTH122
+    suffixes = count_suffixes(name for name in islice(walk_files(path), 100_000) if not name.endswith("/"))
     if not suffixes:
         return "an empty directory"
     return "files: " + ", ".join(f"{count} {suffix}" for suffix, count in suffixes.most_common(5))
-
-
-def suggest_path(path: Path) -> str:
-    """Return a hint with the most similar name in the same directory."""
-    parent = path.absolute().parent
-    siblings = [entry.name for entry in parent.iterdir()] if parent.is_dir() else []
-    suggestion = did_you_mean(path.name, [*siblings, *EMBEDDED])
-    return suggestion or "give a folder of images, or digits or fractals, which are part of vitkit"

@@ -9,7 +9,7 @@ import weakref
 from copy import copy, deepcopy
 from functools import lru_cache
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -66,26 +66,17 @@ def _unsupported_feature(model: Model, precision: Precision) -> str | None:
         return "relative positions"
     if precision == "int8" and patch_values > MAX_INT8_PATCH_VALUES:
         return f"patches of {patch_values:,} values in int8"
-    replaced = _first_replaced_module(model)
+    # The kernels read as many values as the configuration says, so a replaced layer would be read out of bounds.
+    actual, expected = _structure(model), _expected_structure(config)
+    replaced = next((name for name in sorted(actual | expected) if actual.get(name) != expected.get(name)), None)
     return replaced and f"a model whose {replaced} was replaced after construction"
-
-
-def _first_replaced_module(model: ViT) -> str | None:
-    """Return the first module or parameter that differs from a fresh model of this configuration.
-
-    The kernels read as many values as the configuration says, so a replaced layer would be read out of bounds.
-    """
-    actual, expected = _structure(model), _expected_structure(model.config)
-    return next((name for name in sorted(actual | expected) if actual.get(name) != expected.get(name)), None)
 
 
 def _structure(model: ViT) -> dict[str, object]:
     """Return the class and epsilon of each module and the shape of each parameter, by name."""
-    modules = {
-        name: (type(module), getattr(module, "eps", None))
-        for name, module in model.named_modules(remove_duplicate=False)
-        if name  # the root itself may be a subclass of ViT
-    }
+    entries = model.named_modules(remove_duplicate=False)
+    # The root itself, without a name, may be a subclass of ViT.
+    modules = {name: (type(module), getattr(module, "eps", None)) for name, module in entries if name}
     return modules | {name: tensor.shape for name, tensor in model.named_parameters(remove_duplicate=False)}
 
 
@@ -107,7 +98,7 @@ class NativeEngine:
     kernels.
 
     >>> import vitkit
-    >>> model = vitkit.create("Ti/16", image_size=32, num_classes=10, settings=["depth=1"]).eval()
+    >>> model = vitkit.create("Ti/16", image_size=32, num_classes=10, settings={"depth": 1}).eval()
     >>> images = torch.rand(2, 3, 32, 32)
     >>> features, logits = NativeEngine(model).forward(images)
     >>> bool((logits - model(images)).abs().max() < 1e-4)
@@ -133,7 +124,10 @@ class NativeEngine:
             self._engine = _create(self._library, model, precision)
         self._finalizer = weakref.finalize(self, self._library.vitkit_destroy, self._engine)
         self._finalizer.atexit = False  # a daemon thread may still be running it, and the process ends anyway
-        self._pooling = _AttentionPooling(model) if model.config.pooling == "map" else None
+        pooling = (
+            (model.attn_pool, model.fc_norm, model.pre_logits, model.head) if model.config.pooling == "map" else ()
+        )
+        self._pooling = [deepcopy(module).to(CPU, torch.float32).eval() for module in pooling if module is not None]
         self._weights_owner: NativeEngine | None = None  # keeps shared weights alive
 
     @property
@@ -171,13 +165,18 @@ class NativeEngine:
         check_images(images, channels=config.channels, image_size=pair(config.image_size))
         images = images.detach().to("cpu", torch.float32).contiguous()
         batch = images.shape[0]
-        if self._pooling is not None:
-            tokens = torch.empty(batch, config.prefix + config.patches, config.width)
-            self._call(images, tokens=tokens)
-            return self._pooling(tokens)
         features = torch.empty(batch, config.num_features)
         logits = torch.empty(batch, config.num_classes) if with_logits and config.num_classes else None
-        self._call(images, features=features, logits=logits)
+        if self._pooling:
+            tokens = torch.empty(batch, config.prefix + config.patches, config.width)
+            self._call(images, tokens=tokens)
+            pool, norm, pre_logits, head = self._pooling
+            for index, image in enumerate(tokens):  # in torch the batch size changes the last bits
+                features[index] = pre_logits(norm(pool(image[None])))[0]
+                if logits is not None:
+                    logits[index] = head(features[index][None])[0]
+        else:
+            self._call(images, features=features, logits=logits)
         return features, features if logits is None else logits
 
     def _call(
@@ -188,83 +187,47 @@ class NativeEngine:
         features: Tensor | None = None,
         logits: Tensor | None = None,
     ) -> None:
-        if not len(images):
-            return
         outputs = (None if tensor is None else tensor.data_ptr() for tensor in (tokens, features, logits))
-        if self._library.vitkit_run(self._engine, images.data_ptr(), len(images), *outputs, self._num_threads()):
-            raise EngineError(
-                "the native engine cannot allocate its work buffers", hint="free memory, or use smaller batches"
-            )
+        arguments = images.data_ptr(), len(images), *outputs, self._num_threads()
+        if len(images) and self._library.vitkit_run(self._engine, *arguments):
+            hint = "free memory, or use smaller batches"
+            raise EngineError("the native engine cannot allocate its work buffers", hint=hint)
 
     def _num_threads(self) -> int:
         return self.threads or torch.get_num_threads()
-
-
-class _AttentionPooling:
-    """Float32 CPU copy of the modules after the encoder, for models that pool by attention."""
-
-    def __init__(self, model: ViT) -> None:
-        assert model.attn_pool is not None
-        self.config = model.config
-        self.pool, self.norm, self.pre_logits, self.head = (
-            deepcopy(module).to(CPU, torch.float32).eval()
-            for module in (model.attn_pool, model.fc_norm, model.pre_logits, model.head)
-        )
-
-    def __call__(self, tokens: Float[Tensor, "B L D"]) -> tuple[Tensor, Tensor]:
-        """Return features and logits, one image at a time: in torch the batch size changes the last bits."""
-        features = [self.pre_logits(self.norm(self.pool(image[None]))) for image in tokens]
-        if not features:
-            return torch.empty(0, self.config.num_features), torch.empty(0, self.config.num_classes)
-        return torch.cat(features), torch.cat([self.head(feature) for feature in features])
-
-
-class _FloatPointers:
-    """Float pointers to tensors, whose float32 copies live as long as this object."""
-
-    def __init__(self) -> None:
-        self.tensors: list[Tensor] = []
-
-    def __call__(self, tensor: Tensor) -> object:
-        self.tensors.append(tensor.detach().to("cpu", torch.float32).contiguous())
-        return ctypes.cast(self.tensors[-1].data_ptr(), FLOATS)
 
 
 def _create(library: ctypes.CDLL, model: ViT, precision: Precision) -> int:
     """Create the library's engine object, which copies and packs the weights."""
     if any(parameter.is_meta for parameter in model.parameters()):
         raise ConfigError("the model has no weights", expected="a model on a device", got="a model on meta")
-    config, pointer = model.config, _FloatPointers()
+    config, copies = model.config, list[Tensor]()  # float32 copies of the weights, which live until they are packed
+
+    def fill(structure: type[Any], tensors: dict[str, Tensor]) -> Any:
+        floats = {name: tensor.detach().to("cpu", torch.float32).contiguous() for name, tensor in tensors.items()}
+        copies.extend(floats.values())
+        return structure(**{name: ctypes.cast(each.data_ptr(), FLOATS) for name, each in floats.items()})
+
     (height, width), (patch_height, patch_width) = pair(config.image_size), pair(config.patch_size)
-    sizes = Sizes(
-        channels=config.channels,
-        image_height=height,
-        image_width=width,
-        patch_height=patch_height,
-        patch_width=patch_width,
-        width=config.width,
-        depth=len(model.blocks),
-        heads=config.heads,
-        mlp_dim=config.mlp_dim,
-        prefix=config.prefix,
-        class_tokens=config.class_tokens,
-        pooling=POOLING[config.pooling],
-        activation=ACTIVATIONS[config.block.activation],
-        norm_first=config.head.norm == "before_pooling",
-        pre_logits=0 if config.pooling == "map" else config.head.pre_logits or 0,
-        num_classes=0 if config.pooling == "map" else config.num_classes,
-        norm_epsilon=config.block.norm_eps,
-    )
-    layers = (LayerWeights * len(model.blocks))(*(_layer(model, layer, pointer) for layer in range(len(model.blocks))))
-    engine = library.vitkit_create(sizes, _weights(model, pointer), layers, PRECISIONS.index(precision))
+    has_torch_head = config.pooling == "map"
+    images = {"channels": config.channels, "image_height": height, "image_width": width}
+    patches = {"patch_height": patch_height, "patch_width": patch_width}
+    encoder = {name: getattr(config, name) for name in ("width", "heads", "mlp_dim", "prefix", "class_tokens")}
+    encoder |= {"depth": len(model.blocks), "activation": ACTIVATIONS[config.block.activation]}
+    head = {"pooling": POOLING[config.pooling], "norm_first": config.head.norm == "before_pooling"}
+    head |= {"pre_logits": 0 if has_torch_head else config.head.pre_logits or 0}
+    head |= {"num_classes": 0 if has_torch_head else config.num_classes}
+    sizes = Sizes(**images, **patches, **encoder, **head, norm_epsilon=config.block.norm_eps)
+    layers = [fill(LayerWeights, _layer_weights(model, layer)) for layer in range(len(model.blocks))]
+    weights, blocks = fill(ModelWeights, _weights(model)), (LayerWeights * len(layers))(*layers)
+    engine = library.vitkit_create(sizes, weights, blocks, PRECISIONS.index(precision))
     if not engine:
-        raise EngineError(
-            "not enough memory for the packed weights", hint="bf16 needs half as much memory, int8 a quarter"
-        )
+        hint = "bf16 needs half as much memory, int8 a quarter"
+        raise EngineError("not enough memory for the packed weights", hint=hint)
     return int(engine)
 
 
-def _weights(model: ViT, pointer: _FloatPointers) -> ModelWeights:
+def _weights(model: ViT) -> dict[str, Tensor]:
     config, norm = model.config, model.norm if isinstance(model.norm, nn.LayerNorm) else model.fc_norm
     tensors = {"initial_tokens": _initial_tokens(model), "patch_weight": model.patch_embed.proj.weight}
     if config.positions.kind == "rotary":
@@ -277,17 +240,13 @@ def _weights(model: ViT, pointer: _FloatPointers) -> ModelWeights:
         label, teacher = model.head.label, model.head.teacher
         tensors["head_weight"] = torch.cat([label.weight, teacher.weight], dim=1) / 2
         tensors["head_bias"] = (label.bias + teacher.bias) / 2
-    return ModelWeights(**{name: pointer(tensor) for name, tensor in tensors.items()})
+    return tensors
 
 
 def _parameters(**layers: nn.Module) -> dict[str, Tensor]:
     """Return the parameters of linear layers and norms as `NAME_weight` and `NAME_bias`; other modules have none."""
-    return {
-        f"{layer}_{name}": tensor
-        for layer, module in layers.items()
-        if isinstance(module, nn.Linear | nn.LayerNorm)
-        for name, tensor in module.named_parameters()
-    }
+    leaves = {layer: module for layer, module in layers.items() if isinstance(module, nn.Linear | nn.LayerNorm)}
+    return {f"{layer}_{name}": each for layer in leaves for name, each in leaves[layer].named_parameters()}
 
 
 def _initial_tokens(model: ViT) -> Float[Tensor, "L D"]:
@@ -303,7 +262,7 @@ def _initial_tokens(model: ViT) -> Float[Tensor, "L D"]:
     return tokens
 
 
-def _layer(model: ViT, layer: int, pointer: _FloatPointers) -> LayerWeights:
+def _layer_weights(model: ViT, layer: int) -> dict[str, Tensor]:
     block, shared = cast("Block", model.blocks[layer]), model.config.positions.injection_point == "shared"
     tensors: dict[str, Tensor] = {}
     for parent, names in ((block, "norm1 norm2"), (block.attn, "qkv q_norm k_norm proj"), (block.mlp, "fc1 fc2")):
@@ -314,4 +273,4 @@ def _layer(model: ViT, layer: int, pointer: _FloatPointers) -> LayerWeights:
     positions = model.layer_pos_embed[layer] if model.layer_pos_embed else model.pos_embed if shared else None
     if positions is not None:
         tensors["positions"] = model.token_positions(positions)
-    return LayerWeights(**{name: pointer(tensor) for name, tensor in tensors.items()})
+    return tensors

@@ -4,40 +4,39 @@ The library is stored in the cache under a name derived from the sources, the CP
 library is rebuilt, and one that another user could have written is never loaded.
 """
 
+import contextlib
 import ctypes
 import hashlib
+import mmap
 import os
 import platform
 import shlex
 import shutil
 import subprocess
+import tempfile
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from vitkit.core.cache_dir import cache_dir, create_cache_dir, is_private, mark_used, trim_cache
-from vitkit.core.errors import VitkitError
-from vitkit.core.files import atomic_write, file_lock
+from vitkit.core.errors import VitkitError, summarize
+from vitkit.core.files import atomic_write, file_lock, write_text
+from vitkit.core.formatting import format_bytes
 
 SOURCES = Path(__file__).parent
 NATIVE_FLAGS = ("-march=native",)
 """Left out if the compiler does not know them, and if the CPU cannot be identified: two machines that share a cache
 could not tell their libraries apart."""
-FLAGS = (
-    "-O3",
-    "-std=c++17",
-    "-shared",
-    "-fPIC",
-    "-ffp-contract=fast",
-    "-fno-math-errno",
-    "-pthread",
-    "-fvisibility=hidden",
-    "-w",
-)
+FLOAT_FLAGS = ("-ffp-contract=fast", "-fno-math-errno")
+FLAGS = ("-O3", "-std=c++17", "-shared", "-fPIC", *FLOAT_FLAGS, "-pthread", "-fvisibility=hidden", "-w")
 COMPILERS = ("c++", "g++", "clang++")
 SYSCTL = ("/usr/sbin/sysctl", "-n", "machdep.cpu.brand_string")
 COMPILE_TIMEOUT = 300.0
 DIGEST_BYTES = 32
+BUILD_BYTES = 32 * 10**6
+"""Free space that is needed to compile: the library and temporary files of the compiler."""
+STORAGE_HINT = "set VITKIT_CACHE to a directory of your own that is writable, not mounted noexec, and has free space"
 FLOATS = ctypes.POINTER(ctypes.c_float)
 
 
@@ -46,37 +45,80 @@ class EngineError(VitkitError):
 
 
 def build_library() -> Path:
-    """Return the path of the compiled library, compiling it if needed. Safe to call from several processes at once."""
+    """Return the path of the compiled library, which can be loaded; compile it if needed.
+
+    Safe to call from several processes at once. A failure of the compiler is remembered in the cache, because an
+    attempt takes up to a minute.
+    """
     path = _library_path()
     if _is_intact(path):
         mark_used(path)
+        _check_executable(path)
         return path
     compiler = find_compiler()
     if compiler is None:
-        raise EngineError(
-            "no C++ compiler to build the native engine",
-            expected=f"one of {', '.join(COMPILERS)}, or its path in CXX",
-            hint="install one (Debian: apt install g++; macOS: xcode-select --install)",
-        )
+        expected = f"one of {', '.join(COMPILERS)}, or its path in CXX"
+        hint = "install one (Debian: apt install g++; macOS: xcode-select --install)"
+        raise EngineError("no C++ compiler to build the native engine", expected=expected, hint=hint)
+    if obstacle := storage_obstacle():
+        raise EngineError(f"the native engine cannot be stored: {obstacle}", hint=STORAGE_HINT)
     try:
         create_cache_dir("kernels")
         with file_lock(path):
             if not _is_intact(path):  # another process may have built it meanwhile
-                with atomic_write(path) as temporary:
-                    compile_library(temporary, compiler=compiler, machine_flags=_machine_flags())
-                    _append_checksum(temporary)
+                _compile_or_recall(path, compiler)
                 trim_cache(keep=path)
     except OSError as error:
-        raise EngineError(
-            f"the native engine cannot be stored: {error}",
-            hint="set VITKIT_CACHE to a writable directory of your own with a few megabytes of free space",
-        ) from error
+        raise EngineError(f"the native engine cannot be stored: {error}", hint=STORAGE_HINT) from error
+    _check_executable(path)
     return path
+
+
+def _compile_or_recall(path: Path, compiler: Sequence[str]) -> None:
+    """Compile the library, or raise the error of an earlier attempt with the same sources, compiler and cache."""
+    failure = path.with_suffix(".failed")
+    if failure.is_file():
+        reason = failure.read_text(encoding="utf-8", errors="replace")
+        raise EngineError(
+            f"{reason} (in an earlier attempt)", hint="vitkit cache clear makes the next command try again"
+        )
+    with atomic_write(path) as temporary:
+        try:
+            compile_library(temporary, compiler=compiler, machine_flags=_machine_flags())
+        except EngineError as error:
+            with contextlib.suppress(OSError):
+                write_text(failure, summarize(error))
+            raise
+        _append_checksum(temporary)
+
+
+def _check_executable(path: Path) -> None:
+    """Raise EngineError if code must not be run from a file, as on a file system mounted noexec."""
+    if not hasattr(mmap, "PROT_EXEC"):  # Windows
+        return
+    try:
+        with path.open("rb") as file, mmap.mmap(file.fileno(), 1, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_EXEC):
+            return
+    except OSError as error:
+        raise EngineError(f"the native engine cannot be loaded from {path}: {error}", hint=STORAGE_HINT) from error
+
+
+def storage_obstacle() -> str | None:
+    """Return why the cache cannot hold a library: programs must not run from there, or it is full; None if it can."""
+    directory = cache_dir("kernels").absolute()
+    existing = next(path for path in (directory, *directory.parents) if path.exists())
+    if hasattr(os, "statvfs") and os.statvfs(existing).f_flag & getattr(os, "ST_NOEXEC", 0):
+        return f"{directory} is on a file system mounted noexec"
+    if (free := shutil.disk_usage(existing).free) < BUILD_BYTES:
+        return f"{directory} has {format_bytes(free)} of free space, and compiling takes {format_bytes(BUILD_BYTES)}"
+    return None
 
 
 def is_built() -> bool:
     """Return whether the library is in the cache."""
-    return _is_intact(_library_path())
+    with contextlib.suppress(VitkitError, OSError):  # without a compiler or a cache directory
+        return _is_intact(_library_path())
+    return False
 
 
 def find_compiler() -> tuple[str, ...] | None:
@@ -84,9 +126,8 @@ def find_compiler() -> tuple[str, ...] | None:
     try:
         command = shlex.split(os.environ.get("CXX", ""))
     except ValueError as error:
-        raise EngineError(
-            "CXX is not a command", got=os.environ["CXX"], hint=f"{error}: set it to g++, for example"
-        ) from error
+        hint = f"{error}: set it to g++, for example"
+        raise EngineError("CXX is not a command", got=os.environ["CXX"], hint=hint) from error
     if command:
         return tuple(command) if shutil.which(command[0]) else None
     return next(((name,) for name in COMPILERS if shutil.which(name)), None)
@@ -99,7 +140,12 @@ def compile_library(path: Path, *, compiler: Sequence[str], machine_flags: Seque
     for flags in (machine_flags, ()) if tuple(machine_flags) == NATIVE_FLAGS else (machine_flags,):
         command = [*compiler, *FLAGS, *flags, source, "-o", str(path)]
         try:
-            result = subprocess.run(command, capture_output=True, timeout=COMPILE_TIMEOUT, check=False)
+            # The compiler's temporary files go next to the library: /tmp may be small.
+            with tempfile.TemporaryDirectory(prefix=".build.", dir=path.parent) as temporary:
+                variables = os.environ | {"TMPDIR": temporary}
+                result = subprocess.run(
+                    command, capture_output=True, timeout=COMPILE_TIMEOUT, env=variables, check=False
+                )
         except (OSError, subprocess.TimeoutExpired) as error:
             raise EngineError(f"the compiler could not be run: {error}") from error
         if result.returncode == 0:
@@ -115,21 +161,22 @@ def compile_library(path: Path, *, compiler: Sequence[str], machine_flags: Seque
 def _library_path() -> Path:
     """Return the library's path. Without a compiler, that of a library which an earlier compiler built, if any."""
     sources = [path.read_bytes() for path in [*sorted(SOURCES.glob("*.h")), SOURCES / "engine.cpp"]]
-    target = _digest(*sources, _machine().encode())
+    machine = (platform.system(), platform.machine(), platform.processor(), _cpu())
+    target = _digest(*sources, "\n".join(machine).encode())
     compiler, directory = find_compiler(), cache_dir("kernels")
     if compiler is None:
         existing = sorted(directory.glob(f"native-{target}-*.so"))
         return existing[0] if existing else directory / f"native-{target}-none.so"
-    toolchain = _digest(_version(compiler).encode(), " ".join((*compiler, *FLAGS, *_machine_flags())).encode())
+    try:
+        version = _command_output([*compiler, "--version"])
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise EngineError(f"the compiler could not be run: {error}") from error
+    toolchain = _digest(version.encode(), " ".join((*compiler, *FLAGS, *_machine_flags())).encode())
     return directory / f"native-{target}-{toolchain}.so"
 
 
 def _machine_flags() -> tuple[str, ...]:
     return NATIVE_FLAGS if _cpu() else ()
-
-
-def _machine() -> str:
-    return "\n".join((platform.system(), platform.machine(), platform.processor(), _cpu()))
 
 
 @cache
@@ -147,23 +194,13 @@ def _cpu() -> str:
     return "\n".join(sorted({line for line in lines if line.startswith(fields)}))
 
 
-def _version(compiler: Sequence[str]) -> str:
-    try:
-        return _command_output([*compiler, "--version"])
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise EngineError(f"the compiler could not be run: {error}") from error
-
-
 def _command_output(command: Sequence[str]) -> str:
     result = subprocess.run(command, capture_output=True, timeout=COMPILE_TIMEOUT, check=False)
     return result.stdout.decode(errors="replace")
 
 
 def _digest(*parts: bytes) -> str:
-    digest = hashlib.sha256()
-    for part in parts:
-        digest.update(hashlib.sha256(part).digest())
-    return digest.hexdigest()[:16]
+    return hashlib.sha256(b"".join(hashlib.sha256(part).digest() for part in parts)).hexdigest()[:16]
 
 
 def _append_checksum(path: Path) -> None:
@@ -235,20 +272,19 @@ class ModelWeights(_Structure):
 def load_library(path: Path) -> ctypes.CDLL:
     """Load the compiled library and declare its functions. ctypes releases the GIL during calls."""
     pointer = ctypes.c_void_p
-    library = ctypes.CDLL(str(path))
-    library.vitkit_create.restype = pointer
-    library.vitkit_create.argtypes = (
-        ctypes.POINTER(Sizes),
-        ctypes.POINTER(ModelWeights),
-        ctypes.POINTER(LayerWeights),
-        ctypes.c_int,
-    )
-    library.vitkit_run.restype = ctypes.c_int
-    library.vitkit_run.argtypes = (pointer, pointer, ctypes.c_size_t, pointer, pointer, pointer, ctypes.c_int)
-    library.vitkit_bytes.restype = ctypes.c_size_t
-    library.vitkit_bytes.argtypes = (pointer,)
-    library.vitkit_destroy.restype = None
-    library.vitkit_destroy.argtypes = (pointer,)
-    library.vitkit_instructions.restype = ctypes.c_char_p
-    library.vitkit_instructions.argtypes = ()
+    try:
+        library = ctypes.CDLL(str(path))
+    except OSError as error:
+        raise EngineError(f"the native engine cannot be loaded: {error}", hint=STORAGE_HINT) from error
+    structures = (ctypes.POINTER(each) for each in (Sizes, ModelWeights, LayerWeights))
+    functions: dict[str, tuple[Any, ...]] = {
+        "vitkit_create": (pointer, *structures, ctypes.c_int),
+        "vitkit_run": (ctypes.c_int, pointer, pointer, ctypes.c_size_t, pointer, pointer, pointer, ctypes.c_int),
+        "vitkit_bytes": (ctypes.c_size_t, pointer),
+        "vitkit_destroy": (None, pointer),
+        "vitkit_instructions": (ctypes.c_char_p,),
+    }
+    for name, (result, *arguments) in functions.items():
+        function = getattr(library, name)
+        function.restype, function.argtypes = result, arguments
     return library

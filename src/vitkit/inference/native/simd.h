@@ -46,6 +46,18 @@ class FlushDenormals {
 
   private:
     unsigned saved_;
+#elif defined(__aarch64__)
+  public:
+    FlushDenormals() {
+        asm volatile("mrs %0, fpcr" : "=r"(saved_));
+        asm volatile("msr fpcr, %0" : : "r"(saved_ | (uint64_t{1} << 24)));  // FZ
+    }
+    ~FlushDenormals() { asm volatile("msr fpcr, %0" : : "r"(saved_)); }
+    FlushDenormals(const FlushDenormals&) = delete;
+    FlushDenormals& operator=(const FlushDenormals&) = delete;
+
+  private:
+    uint64_t saved_;
 #endif
 };
 

@@ -1,7 +1,8 @@
 """Description of a weight format, and helpers that the formats share."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -85,20 +86,34 @@ def count_outputs(shapes: Shapes, weight: str, *, axis: int = 0) -> int | None:
     return get_shape(shapes, weight, axes=2)[axis] if weight in shapes else None
 
 
-def invalid_model_error(error: ConfigError) -> WeightsError:
-    """Make the error for a file whose dimensions are inconsistent."""
-    message = f"invalid model in the file: {error.message}"
-    return WeightsError(message, expected=error.expected, got=error.got, hint=error.hint)
+@contextmanager
+def invalid_model_errors() -> Iterator[None]:
+    """Report an inconsistent configuration as an error of the file that it was inferred from."""
+    try:
+        yield
+    except ConfigError as error:
+        message = f"invalid model in the file: {error.message}"
+        raise WeightsError(message, expected=error.expected, got=error.got, hint=error.hint) from error
+
+
+def require_vit(config: ModelConfig) -> ViTConfig:
+    """Return the configuration, or raise if it is a ResNet's."""
+    if not isinstance(config, ViTConfig):
+        raise WeightsError("the format is for Vision Transformers only", got="a ResNet")
+    return config
+
+
+def find_default_heads(width: int) -> int | None:
+    """Return the default number of heads: the paper's for its widths, else heads of width 64, or None."""
+    return DEFAULT_HEADS.get(width) or (width // 64 if width % 64 == 0 else None)
 
 
 def default_heads(width: int) -> int:
-    """Return the default number of heads: the paper's for its widths, else heads of width 64."""
-    if width in DEFAULT_HEADS:
-        return DEFAULT_HEADS[width]
-    if width < 64 or width % 64:
-        hint = "put the config.json of the model next to the file"
-        raise WeightsError(f"the number of heads is unknown for a width of {width}", hint=hint)
-    return width // 64
+    """Return the default number of heads, or raise if it does not follow from the width."""
+    if heads := find_default_heads(width):
+        return heads
+    hint = "put the config.json of the model next to the file"
+    raise WeightsError(f"the number of heads is unknown for a width of {width}", hint=hint)
 
 
 def square_side(patches: int) -> int:
@@ -115,16 +130,8 @@ def simplify_size(height: int, width: int) -> Size:
     return height if height == width else (height, width)
 
 
-# Unsupported models
-
-
-def find_reason(reasons: Mapping[str, bool]) -> str | None:
-    """Return the first reason that applies."""
-    return next((reason for reason, applies in reasons.items() if applies), None)
-
-
-def find_part(config: ViTConfig, parts: Sequence[str]) -> str | None:
-    """Return the first of these parts that a model has, or None."""
+def find_reason(config: ViTConfig, parts: Sequence[str], others: Mapping[str, bool]) -> str | None:
+    """Return the first of these parts that a model has, else the first other reason that applies, or None."""
     positions, block, tokens = config.positions, config.block, config.tokens
     has = {
         "a hybrid": config.backbone is not None,
@@ -152,4 +159,5 @@ def find_part(config: ViTConfig, parts: Sequence[str]) -> str | None:
         "pre-logits": config.head.pre_logits is not None,
         "a classifier": config.num_classes > 0,
     }
-    return next((part for part in parts if has[part]), None)
+    reasons = {**{part: has[part] for part in parts}, **others}
+    return next((reason for reason, applies in reasons.items() if applies), None)

@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator
 
-from vitkit.core.errors import ConfigError, WeightsError
+from vitkit.core.errors import WeightsError
 from vitkit.model.config import BiTConfig
-from vitkit.weights.formats.base import FileMetadata, Format, get_shape, invalid_model_error
+from vitkit.weights.formats.base import FileMetadata, Format, get_shape, invalid_model_errors
 from vitkit.weights.formats.google import CONVOLUTION, count_units, get_image_size, group_norm
 from vitkit.weights.rules import Rule, Shapes, rearrange_axes, rename
 from vitkit.zoo.variants import ModelConfig
@@ -14,22 +14,20 @@ HEAD = "resnet/head/conv2d"
 ONE_PIXEL = rearrange_axes("1 1 inputs outputs", "outputs inputs")
 
 
+@invalid_model_errors()
 def infer_config(shapes: Shapes, metadata: FileMetadata) -> BiTConfig:
     """Infer the model in a file. It takes images of any size: that of `config.json`, or 224."""
     root = get_shape(shapes, ROOT, axes=4)
     factor, rest = divmod(root[3], 64)
     if rest or not factor:
         raise WeightsError(f"{ROOT} does not fit a BiT", expected="a multiple of 64 outputs", got=root[3])
-    try:
-        return BiTConfig(
-            units=count_units(shapes, pattern="resnet/block([0-9])/unit([0-9]{2})/"),
-            width_factor=factor,
-            channels=root[2],
-            image_size=get_image_size(metadata) or 224,
-            num_classes=get_shape(shapes, f"{HEAD}/kernel", axes=4)[3] if f"{HEAD}/kernel" in shapes else 0,
-        )
-    except ConfigError as error:
-        raise invalid_model_error(error) from error
+    return BiTConfig(
+        units=count_units(shapes, pattern="resnet/block([0-9])/unit([0-9]{2})/"),
+        width_factor=factor,
+        channels=root[2],
+        image_size=get_image_size(metadata) or 224,
+        num_classes=get_shape(shapes, f"{HEAD}/kernel", axes=4)[3] if f"{HEAD}/kernel" in shapes else 0,
+    )
 
 
 def make_rules(config: ModelConfig, shapes: Shapes | None) -> list[Rule]:

@@ -9,23 +9,16 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 from math import isqrt
 from typing import Literal
 
-from vitkit.core.errors import ConfigError, WeightsError
+from vitkit.core.errors import WeightsError
 from vitkit.core.sizes import Size, pair
 from vitkit.model.config import BackboneConfig, HeadConfig, PositionConfig, TokenConfig, ViTConfig
-from vitkit.model.positions import sincos_2d
-from vitkit.weights.formats.base import (
-    FileMetadata,
-    Format,
-    count_outputs,
-    find_part,
-    find_reason,
-    get_shape,
-    invalid_model_error,
-    simplify_size,
-)
+from vitkit.model.positions import sincos_values
+from vitkit.weights.formats import base
+from vitkit.weights.formats.base import FileMetadata, Format, count_outputs, get_shape, simplify_size
 from vitkit.weights.rules import IDENTITY, Layout, Rule, Shapes, concatenate, rearrange_axes, rename, stack_layers
 from vitkit.zoo.variants import ModelConfig
 
@@ -99,14 +92,14 @@ def is_paper(shapes: Shapes) -> bool:
     naming = detect_naming(shapes)
     if naming is None or f"{naming.prefix}{naming.pooling}probe" in shapes:
         return False
-    return naming.mlp == PAPER_NAMES.mlp or any(
-        naming.prefix + name in shapes for name in (IN_MODULE, "conv_root/kernel")
-    )
+    has_paper_parts = any(naming.prefix + name in shapes for name in (IN_MODULE, "conv_root/kernel"))
+    return naming.mlp == PAPER_NAMES.mlp or has_paper_parts
 
 
 # Model
 
 
+@base.invalid_model_errors()
 def infer_config(shapes: Shapes, metadata: FileMetadata) -> ViTConfig:
     """Infer the model in a file.
 
@@ -119,39 +112,36 @@ def infer_config(shapes: Shapes, metadata: FileMetadata) -> ViTConfig:
     at = naming.prefix
     height, width, channels, hidden = get_shape(shapes, f"{at}embedding/kernel", axes=4)
     backbone, has_class_token = None, f"{at}cls" in shapes
-    try:
-        if f"{at}conv_root/kernel" in shapes:
-            root = get_shape(shapes, f"{at}conv_root/kernel", axes=4)
-            units = count_units(shapes, pattern=re.escape(at) + r"block([0-9])/unit([0-9]{1,2})/")
-            backbone, channels = BackboneConfig(units=units, root_width=root[3]), root[2]
-        stride = backbone.stride if backbone else 1
-        cell = (height * stride, width * stride)
-        image_size, positions = infer_positions(shapes, naming, metadata, cell=cell, has_class_token=has_class_token)
-        pooling: Literal["class", "mean", "map"] = "class" if has_class_token else "mean"
-        if f"{at}{naming.pooling}probe" in shapes:
-            pooling = "map"
-        layer_axes = int(naming.stacked)
-        query = get_shape(shapes, f"{naming.block(0)}{naming.attention}/query/kernel", axes=layer_axes + 3)
-        mlp = get_shape(shapes, f"{naming.block(0)}{naming.mlp}/Dense_0/kernel", axes=layer_axes + 2)
-        if query[-2] * query[-1] != hidden:
-            raise WeightsError("the heads do not fill the width", expected=hidden, got=f"{query[-2]} × {query[-1]}")
-        return ViTConfig(
-            image_size=image_size,
-            patch_size=simplify_size(height, width),
-            channels=channels,
-            width=hidden,
-            depth=count_layers(shapes, naming),
-            heads=query[-2],
-            mlp_dim=mlp[-1],
-            num_classes=count_outputs(shapes, f"{at}head/kernel", axis=1) or 0,
-            pooling=pooling,
-            backbone=backbone,
-            positions=positions,
-            tokens=TokenConfig(class_token=True if has_class_token and pooling != "class" else None),
-            head=HeadConfig(pre_logits=count_outputs(shapes, f"{at}pre_logits/kernel", axis=1)),
-        )
-    except ConfigError as error:
-        raise invalid_model_error(error) from error
+    if f"{at}conv_root/kernel" in shapes:
+        root = get_shape(shapes, f"{at}conv_root/kernel", axes=4)
+        units = count_units(shapes, pattern=re.escape(at) + r"block([0-9])/unit([0-9]{1,2})/")
+        backbone, channels = BackboneConfig(units=units, root_width=root[3]), root[2]
+    stride = backbone.stride if backbone else 1
+    cell = (height * stride, width * stride)
+    image_size, positions = infer_positions(shapes, naming, metadata, cell=cell, has_class_token=has_class_token)
+    pooling: Literal["class", "mean", "map"] = "class" if has_class_token else "mean"
+    if f"{at}{naming.pooling}probe" in shapes:
+        pooling = "map"
+    layer_axes = int(naming.stacked)
+    query = get_shape(shapes, f"{naming.block(0)}{naming.attention}/query/kernel", axes=layer_axes + 3)
+    mlp = get_shape(shapes, f"{naming.block(0)}{naming.mlp}/Dense_0/kernel", axes=layer_axes + 2)
+    if query[-2] * query[-1] != hidden:
+        raise WeightsError("the heads do not fill the width", expected=hidden, got=f"{query[-2]} × {query[-1]}")
+    return ViTConfig(
+        image_size=image_size,
+        patch_size=simplify_size(height, width),
+        channels=channels,
+        width=hidden,
+        depth=count_layers(shapes, naming),
+        heads=query[-2],
+        mlp_dim=mlp[-1],
+        num_classes=count_outputs(shapes, f"{at}head/kernel", axis=1) or 0,
+        pooling=pooling,
+        backbone=backbone,
+        positions=positions,
+        tokens=TokenConfig(class_token=True if has_class_token and pooling != "class" else None),
+        head=HeadConfig(pre_logits=count_outputs(shapes, f"{at}pre_logits/kernel", axis=1)),
+    )
 
 
 def infer_positions(
@@ -229,20 +219,15 @@ def count_layers(shapes: Shapes, naming: NamingScheme) -> int:
 
 def make_rules(config: ModelConfig, shapes: Shapes | None, *, default: NamingScheme) -> list[Rule]:
     """Make the rules of a model with the names of a file or, without one, with `default`."""
-    if not isinstance(config, ViTConfig):
-        raise WeightsError("the format holds Vision Transformers only", got="a ResNet")
-    naming = (detect_naming(shapes) if shapes else None) or default
+    config, naming = base.require_vit(config), (detect_naming(shapes) if shapes else None) or default
     at, blocks = naming.prefix, [block_rules(config, naming, layer) for layer in range(config.depth)]
+    in_order = map(stack_layers, zip(*blocks, strict=True)) if naming.stacked else chain.from_iterable(blocks)
     return [
         *(backbone_rules(config.backbone, at, shapes) if config.backbone else ()),
         *dense("patch_embed.proj", f"{at}embedding", kernel=CONVOLUTION),
         *([rename("cls_token", f"{at}cls")] if config.class_tokens else ()),
         *position_rules(config, at + naming.positions, shapes),
-        *(
-            map(stack_layers, zip(*blocks, strict=True))
-            if naming.stacked
-            else (rule for rules in blocks for rule in rules)
-        ),
+        *in_order,
         *norm("norm", f"{at}Transformer/encoder_norm"),
         *(pooling_rules(config, naming) if config.pooling == "map" else ()),
         *(dense("pre_logits.fc", f"{at}pre_logits") if config.head.pre_logits else ()),
@@ -305,10 +290,7 @@ def position_rules(config: ViTConfig, name: str, shapes: Shapes | None) -> list[
     if positions.kind == "none":
         return []
     if positions.kind == "sincos_2d" and shapes is not None and name not in shapes:
-        table = partial(
-            sincos_2d, config.grid, width=config.width, like=positions.sincos, prefix=config.prefix_positions
-        )
-        return [Rule(("pos_embed",), (), Layout(lambda _: [table()], lambda _: []))]
+        return [Rule(("pos_embed",), (), Layout(lambda _: [sincos_values(config)], lambda _: []))]
     return [rename("pos_embed", name)]
 
 
@@ -364,14 +346,14 @@ def unsupported_reason(config: ModelConfig, *, paper: bool) -> str | None:
         "a LayerNorm eps other than 1e-6": config.block.norm_eps != 1e-6,
         f"more than {MAX_LAYERS} layers": config.depth > MAX_LAYERS,
     }
-    return find_part(config, UNSUPPORTED_PARTS) or find_reason(reasons)
+    return base.find_reason(config, UNSUPPORTED_PARTS, reasons)
 
 
-def _define(name: str, *, title: str, origin: str, names: NamingScheme, ignored_names: tuple[str, ...]) -> Format:
+def _define(name: str, origin: str, names: NamingScheme, ignored_names: tuple[str, ...]) -> Format:
     paper = names is PAPER_NAMES
     return Format(
         name=name,
-        title=title,
+        title="Google's vision_transformer" if paper else "Google's big_vision",
         origin=origin,
         file_type="npz",
         library="timm",
@@ -383,18 +365,8 @@ def _define(name: str, *, title: str, origin: str, names: NamingScheme, ignored_
     )
 
 
-GOOGLE = _define(
-    "google",
-    title="Google's vision_transformer",
-    origin="paper",
-    names=PAPER_NAMES,
-    ignored_names=(r"opt/(?!target/).*",),
-)
-BIG_VISION = _define(
-    "big_vision",
-    title="Google's big_vision",
-    origin="big_vision",
-    names=BIG_VISION_NAMES,
-    # Text tower, temperature and bias of a two-tower model, and the optimizer state.
-    ignored_names=(r"params/txt/.*", r"params/[tb]", r"opt/(?!target/).*", r"extra/.*"),
-)
+OPTIMIZER_STATE = (r"opt/(?!target/).*",)
+TWO_TOWERS = (r"params/txt/.*", r"params/[tb]", r"extra/.*")
+"""Text tower, temperature and bias of a two-tower model, and the rest of its training state."""
+GOOGLE = _define("google", "paper", PAPER_NAMES, OPTIMIZER_STATE)
+BIG_VISION = _define("big_vision", "big_vision", BIG_VISION_NAMES, (*TWO_TOWERS, *OPTIMIZER_STATE))

@@ -7,22 +7,11 @@ written. A file does not store the number of heads: they have a width of 64 (80 
 
 import re
 
-from vitkit.core.errors import ConfigError, WeightsError
+from vitkit.core.errors import WeightsError
 from vitkit.core.sizes import pair
 from vitkit.model.config import BiTConfig, BlockConfig, HeadConfig, PositionConfig, ViTConfig
-from vitkit.weights.formats.base import (
-    NONSTANDARD_PARTS,
-    FileMetadata,
-    Format,
-    count_outputs,
-    default_heads,
-    find_part,
-    find_reason,
-    get_shape,
-    invalid_model_error,
-    simplify_size,
-    square_side,
-)
+from vitkit.weights.formats import base
+from vitkit.weights.formats.base import NONSTANDARD_PARTS, FileMetadata, Format, count_outputs, get_shape, simplify_size
 from vitkit.weights.rules import Rule, Shapes, rename
 from vitkit.zoo.variants import ModelConfig
 
@@ -42,41 +31,32 @@ def find_mlp_names(shapes: Shapes | None) -> tuple[str, str]:
     return LEGACY if legacy else NUMBERED
 
 
+@base.invalid_model_errors()
 def infer_config(shapes: Shapes, metadata: FileMetadata) -> ViTConfig:
     """Infer the model in a file, for square images."""
     width, channels, height, across = get_shape(shapes, "conv_proj.weight", axes=4)
-    side = square_side(get_shape(shapes, "encoder.pos_embedding", axes=3)[1] - 1)
-    first = find_mlp_names(shapes)[0]
-    try:
-        return ViTConfig(
-            image_size=simplify_size(side * height, side * across),
-            patch_size=simplify_size(height, across),
-            channels=channels,
-            width=width,
-            depth=len({match[1] for name in shapes if (match := re.match(rf"{re.escape(BLOCK)}(\d+)\.", name))}),
-            heads=_get_heads(metadata) or default_heads(width),
-            mlp_dim=get_shape(shapes, f"{BLOCK}0.{first}.weight", axes=2)[0],
-            num_classes=count_outputs(shapes, "heads.head.weight") or 0,
-            positions=PositionConfig(origin="torchvision"),
-            block=BlockConfig(activation="gelu_erf", norm_eps=NORM_EPS),
-            head=HeadConfig(pre_logits=count_outputs(shapes, "heads.pre_logits.weight")),
-        )
-    except ConfigError as error:
-        raise invalid_model_error(error) from error
-
-
-def _get_heads(metadata: FileMetadata) -> int:
+    side = base.square_side(get_shape(shapes, "encoder.pos_embedding", axes=3)[1] - 1)
     heads = metadata.config.get("num_heads", 0)
     if type(heads) is not int:
         raise WeightsError("config.json: num_heads is not a number of heads", expected="an integer", got=heads)
-    return heads
+    return ViTConfig(
+        image_size=simplify_size(side * height, side * across),
+        patch_size=simplify_size(height, across),
+        channels=channels,
+        width=width,
+        depth=len({match[1] for name in shapes if (match := re.match(rf"{re.escape(BLOCK)}(\d+)\.", name))}),
+        heads=heads or base.default_heads(width),
+        mlp_dim=get_shape(shapes, f"{BLOCK}0.{find_mlp_names(shapes)[0]}.weight", axes=2)[0],
+        num_classes=count_outputs(shapes, "heads.head.weight") or 0,
+        positions=PositionConfig(origin="torchvision"),
+        block=BlockConfig(activation="gelu_erf", norm_eps=NORM_EPS),
+        head=HeadConfig(pre_logits=count_outputs(shapes, "heads.pre_logits.weight")),
+    )
 
 
 def make_rules(config: ModelConfig, shapes: Shapes | None) -> list[Rule]:
     """Make the rules of a model, with the MLP names of a file or the later ones."""
-    if isinstance(config, BiTConfig):
-        raise WeightsError("the format is for Vision Transformers only", got="a ResNet")
-    mlp = find_mlp_names(shapes)
+    config, mlp = base.require_vit(config), find_mlp_names(shapes)
     layers = {"patch_embed.proj.": "conv_proj."}
     for layer in range(config.depth):
         ours, theirs = f"blocks.{layer}.", f"{BLOCK}{layer}."
@@ -109,16 +89,9 @@ def unsupported_reason(config: ModelConfig) -> str | None:
         f"a norm with an eps of {eps:g}": eps != NORM_EPS,
         "images of other than 3 channels": config.channels != 3,
         "images or patches that are not square": any(height != width for height, width in sides),
-        "a number of heads that does not follow from the width": not _has_default_heads(config),
+        "a number of heads that does not follow from the width": base.find_default_heads(config.width) != config.heads,
     }
-    return find_part(config, UNSUPPORTED_PARTS) or find_reason(reasons)
-
-
-def _has_default_heads(config: ViTConfig) -> bool:
-    try:
-        return default_heads(config.width) == config.heads
-    except WeightsError:
-        return False
+    return base.find_reason(config, UNSUPPORTED_PARTS, reasons)
 
 
 TORCHVISION = Format(

@@ -3,16 +3,21 @@
 The type of a file is detected by its content, not by its name. Shapes are known before any tensor is read.
 """
 
+import mmap
 import struct
+import tokenize
+import warnings
 import zipfile
 import zlib
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
+from io import BytesIO
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
+import numpy as np
 import safetensors
 import torch
 from safetensors import SafetensorError, safe_open
@@ -20,48 +25,18 @@ from safetensors import SafetensorError, safe_open
 from vitkit.core.errors import WeightsError
 from vitkit.core.shapes import Tensor
 from vitkit.weights.formats.base import FileMetadata, FileType
-from vitkit.weights.io.checks import (
-    DAMAGED,
-    END,
-    LOCAL,
-    StoredTensor,
-    check_count,
-    check_name,
-    check_shape,
-    file_size,
-    invalid_file,
-    is_directory,
-    open_file,
-    open_zip,
-    parse_json,
-    read_json,
-    shorten,
-)
-from vitkit.weights.io.npz_file import MAGIC as NUMPY_MAGIC
-from vitkit.weights.io.npz_file import open_npz
-from vitkit.weights.io.torch_file import (
-    LEGACY_MAGIC,
-    PICKLE,
-    TensorContents,
-    join_names,
-    open_legacy_torch,
-    open_torch_zip,
-)
+from vitkit.weights.io import checks, torch_file
+from vitkit.weights.io.checks import FileError, StoredTensor, count_bytes, file_size, name_file, names_file, shorten
+from vitkit.weights.io.torch_file import TensorContents, join_names
 
 MAX_SAFETENSORS_HEADER = 2 << 20
 """A tensor takes about 100 bytes of header, so this is four times what `MAX_TENSORS` need."""
-SAFETENSORS_DTYPES = {
-    "F64": torch.float64,
-    "F32": torch.float32,
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-    "I64": torch.int64,
-    "I32": torch.int32,
-    "I16": torch.int16,
-    "I8": torch.int8,
-    "U8": torch.uint8,
-    "BOOL": torch.bool,
-}
+SUFFIX, NUMPY_MAGIC = ".npy", b"\x93NUMPY"
+CHUNK = 1 << 20
+LARGE = 1 << 20
+"""Bytes of a tensor that is worth a mapping of its own."""
+MAX_HEADER = 1_000
+"""NumPy pads its header to 64 or 128 bytes; that of eight long axes has less than 300."""
 METADATA = "__metadata__"
 CONFIG = "config.json"
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")
@@ -87,6 +62,17 @@ READ_ERRORS = (
     *(RecursionError, NotImplementedError, struct.error, zlib.error, zipfile.BadZipFile, safetensors.SafetensorError),
 )
 """Errors of the libraries for damage that the checks do not cover."""
+UNZIP_ERRORS = (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, NotImplementedError, OSError, ValueError)
+
+
+@contextmanager
+def _report_read_errors(*subject: str) -> Iterator[None]:
+    try:
+        yield
+    except WeightsError:
+        raise
+    except READ_ERRORS as error:
+        raise FileError(" ".join([*subject, "cannot be read:", shorten(error)])) from error
 
 
 class TensorFile(Mapping[str, Tensor]):
@@ -106,12 +92,8 @@ class TensorFile(Mapping[str, Tensor]):
 
     def __getitem__(self, name: str) -> Tensor:
         stored = self._stored[name]
-        try:
+        with name_file(self.path), _report_read_errors(shorten(name)):
             return stored.read()
-        except WeightsError:
-            raise
-        except READ_ERRORS as error:
-            raise invalid_file(self.path, f"{shorten(name)} cannot be read: {shorten(error)}") from error
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.shapes)
@@ -133,45 +115,36 @@ def open_tensors(path: Path | str) -> TensorFile:
     """Open a safetensors, npz or torch file, or a directory with one of them or with shards."""
     path = Path(path)
     with ExitStack() as resources:
-        try:
-            is_dir = is_directory(path)
+        with name_file(path), _report_read_errors():
+            is_dir = checks.is_directory(path)
             file_type, contents = _open_directory(path, resources) if is_dir else _open_file(path, resources)
             config_file = (path if is_dir else path.parent) / CONFIG
-            config = read_json(config_file) if config_file.exists() or config_file.is_symlink() else {}
-        except WeightsError:
-            raise
-        except READ_ERRORS as error:
-            raise invalid_file(path, f"cannot be read: {shorten(error)}") from error
+            config = checks.read_json(config_file) if config_file.exists() or config_file.is_symlink() else {}
         metadata = FileMetadata(file_type=file_type, container=contents.container, config=config)
         return TensorFile(_strip_prefixes(contents), path=path, metadata=metadata, resources=resources.pop_all())
 
 
+@names_file
 def _open_file(path: Path, resources: ExitStack) -> tuple[FileType, TensorContents]:
-    file = resources.enter_context(open_file(path))
-    start = file.read(len(LEGACY_MAGIC) + 16)
+    file = resources.enter_context(checks.open_file(path))
+    start = file.read(len(torch_file.LEGACY_MAGIC) + 16)
     if not start:
-        raise invalid_file(path, "is empty")
-    if start.startswith((LOCAL, END)):
-        return _open_zip(file, path, resources)
-    if start.startswith(LEGACY_MAGIC):
-        return "torch", open_legacy_torch(file, path=path)
+        raise FileError("is empty")
+    if start.startswith((checks.LOCAL, checks.END)):
+        archive = resources.enter_context(checks.open_zip(file))
+        if any(name.rpartition("/")[2] == torch_file.PICKLE for name in archive.namelist()):
+            return "torch", torch_file.open_torch_zip(archive, file)
+        return "npz", TensorContents(tensors=open_npz(archive, path=path))
+    if start.startswith(torch_file.LEGACY_MAGIC):
+        return "torch", torch_file.open_legacy_torch(file)
     if start[8:9] == b"{":  # after the length of the header
         return "safetensors", TensorContents(tensors=open_safetensors(file, path=path, resources=resources))
-    reason, hint = next(
-        ((reason, hint) for magic, reason, hint in KNOWN_MISTAKES if start.startswith(magic)),
-        ("is not a weight file", DAMAGED),
-    )
-    raise invalid_file(path, reason, expected="safetensors, .npz or a torch file", hint=hint)
+    mistakes = ((reason, hint) for magic, reason, hint in KNOWN_MISTAKES if start.startswith(magic))
+    reason, hint = next(mistakes, ("is not a weight file", checks.DAMAGED))
+    raise FileError(reason, expected="safetensors, .npz or a torch file", hint=hint)
 
 
-def _open_zip(file: BinaryIO, path: Path, resources: ExitStack) -> tuple[FileType, TensorContents]:
-    """Open a zip as a torch file if it has a pickle, else as npz."""
-    archive = resources.enter_context(open_zip(file, path=path))
-    if any(name.rpartition("/")[2] == PICKLE for name in archive.namelist()):
-        return "torch", open_torch_zip(archive, file, path=path)
-    return "npz", TensorContents(tensors=open_npz(archive, path=path))
-
-
+@names_file
 def _open_directory(directory: Path, resources: ExitStack) -> tuple[FileType, TensorContents]:
     """Open the weights under a standard name, complete or in shards, else the only weight file."""
     for name in WEIGHTS:
@@ -184,27 +157,28 @@ def _open_directory(directory: Path, resources: ExitStack) -> tuple[FileType, Te
     if len(weights) != 1:
         reason = "has several weight files" if weights else "has no weight file"
         got = join_names(weights or names) or "nothing"
-        raise invalid_file(directory, reason, expected=WEIGHTS[0], got=got, hint="give the path of the file in it")
+        raise FileError(reason, expected=WEIGHTS[0], got=got, hint="give the path of the file in it")
     return _open_file(directory / weights[0], resources)
 
 
+@names_file
 def _open_shards(index: Path, resources: ExitStack) -> tuple[FileType, TensorContents]:
     """Open the files of an index, which maps tensor names to files of the same directory."""
-    weight_map = read_json(index).get("weight_map")
+    weight_map = checks.read_json(index).get("weight_map")
     if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
-        raise invalid_file(index, "does not map tensors to files", expected="weight_map")
+        raise FileError("does not map tensors to files", expected="weight_map")
     files = sorted(set(weight_map.values()))
     if len(files) > MAX_SHARDS or not files:
-        raise invalid_file(index, "has an invalid number of files", expected=f"1 to {MAX_SHARDS}", got=len(files))
+        raise FileError("has an invalid number of files", expected=f"1 to {MAX_SHARDS}", got=len(files))
     tensors: dict[str, StoredTensor] = {}
     file_type: FileType = "safetensors"
     for name in files:
         if Path(name).name != name or "\\" in name or name[1:2] == ":":
-            raise invalid_file(index, f"unsafe name '{shorten(name)}': it points outside the directory")
+            raise FileError(f"unsafe name '{shorten(name)}': it points outside the directory")
         file_type, contents = _open_file(index.parent / name, resources)
         expected = {tensor for tensor, file in weight_map.items() if file == name}
         if differing := sorted(expected ^ contents.tensors.keys()):
-            raise invalid_file(index, f"does not agree with {shorten(name)} on {shorten(differing[0])}")
+            raise FileError(f"does not agree with {shorten(name)} on {shorten(differing[0])}")
         tensors |= contents.tensors
     return file_type, TensorContents(tensors=tensors, notes=(f"read from {len(files)} files",))
 
@@ -229,8 +203,18 @@ def open_safetensors(file: BinaryIO, *, path: Path, resources: ExitStack) -> dic
         handle: Any = resources.enter_context(safe_open(path, framework="pt", device="cpu"))
     except (SafetensorError, OSError, OverflowError) as error:
         reason = str(error).removeprefix("Error while deserializing header: ")
-        raise invalid_file(path, f"is not a valid safetensors file: {shorten(reason)}") from error
-    return {name: _check_tensor(handle, name, path=path) for name in handle.keys()}  # noqa: SIM118  not a mapping
+        raise FileError(f"is not a valid safetensors file: {shorten(reason)}") from error
+    tensors = {}
+    for name in handle.keys():  # noqa: SIM118  not a mapping
+        checks.check_name(name)
+        view = handle.get_slice(name)
+        shape, code = checks.check_shape(view.get_shape(), name=name), view.get_dtype()
+        if code not in checks.SAFETENSORS_DTYPES:
+            expected = ", ".join(checks.SAFETENSORS_DTYPES)
+            raise FileError(f"{name} has an unsupported dtype", expected=expected, got=shorten(code))
+        read = partial(handle.get_tensor, name)
+        tensors[name] = StoredTensor(shape=shape, dtype=checks.SAFETENSORS_DTYPES[code], read=read)
+    return tensors
 
 
 def check_header(file: BinaryIO, *, path: Path) -> None:
@@ -238,27 +222,117 @@ def check_header(file: BinaryIO, *, path: Path) -> None:
 
     The library accepts all of these: a header of 100 MB takes seconds, and of duplicate keys the last one counts.
     """
-    size = file_size(file)
-    if size < 8:
-        raise invalid_file(path, "ends before its header", expected="at least 8 bytes", got=size)
-    file.seek(0)
-    (length,) = struct.unpack("<Q", file.read(8))
-    if length > MAX_SAFETENSORS_HEADER:
-        raise invalid_file(
-            path, "the header is too large", expected=f"at most {MAX_SAFETENSORS_HEADER:,} bytes", got=f"{length:,}"
-        )
-    if 8 + length > size:
-        raise invalid_file(path, "ends inside its header", expected=f"{8 + length:,} bytes", got=f"{size:,}")
-    header = parse_json(file.read(length), where=path)
-    check_count(len(header.keys() - {METADATA}), where=path)
+    with name_file(path):
+        size = file_size(file)
+        if size < 8:
+            raise FileError("ends before its header", expected="at least 8 bytes", got=size)
+        file.seek(0)
+        (length,) = struct.unpack("<Q", file.read(8))
+        if length > MAX_SAFETENSORS_HEADER:
+            expected = f"at most {MAX_SAFETENSORS_HEADER:,} bytes"
+            raise FileError("the header is too large", expected=expected, got=f"{length:,}")
+        if 8 + length > size:
+            raise FileError("ends inside its header", expected=f"{8 + length:,} bytes", got=f"{size:,}")
+        header = checks.parse_json(file.read(length))
+        checks.check_count(len(header.keys() - {METADATA}))
 
 
-def _check_tensor(handle: Any, name: str, *, path: Path) -> StoredTensor:
-    check_name(name, where=path)
-    view = handle.get_slice(name)
-    shape, code = check_shape(view.get_shape(), name=name, where=path), view.get_dtype()
-    if code not in SAFETENSORS_DTYPES:
-        raise invalid_file(
-            path, f"{name} has an unsupported dtype", expected=", ".join(SAFETENSORS_DTYPES), got=shorten(code)
-        )
-    return StoredTensor(shape=shape, dtype=SAFETENSORS_DTYPES[code], read=partial(handle.get_tensor, name))
+# NumPy
+
+
+class ArrayHeader(NamedTuple):
+    """Header of an array; `length` is its size in bytes."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    is_fortran: bool
+    is_big_endian: bool
+    length: int
+
+
+def open_npz(archive: zipfile.ZipFile, *, path: Path) -> dict[str, StoredTensor]:
+    """Check the arrays of a checked zip; their names are those of NumPy, without `.npy`.
+
+    NumPy parses the array headers. The content is read here: `np.load` would allocate what a header claims before
+    comparing it with the entry, and would take the memory from malloc (see `allocate`).
+    """
+    entries = archive.infolist()
+    checks.check_count(len(entries))
+    return {entry.filename.removesuffix(SUFFIX): _open_array(path, archive, entry) for entry in entries}
+
+
+def _open_array(path: Path, archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> StoredTensor:
+    name = entry.filename.removesuffix(SUFFIX)
+    if name == entry.filename:
+        raise FileError(f"{shorten(name)} is not an array", expected=f"names that end in {SUFFIX}")
+    checks.check_name(name)
+    try:
+        with archive.open(entry) as member:
+            start = member.read(len(NUMPY_MAGIC) + 6 + MAX_HEADER)
+    except UNZIP_ERRORS as error:
+        raise FileError(f"{name} cannot be unpacked: {shorten(error)}") from error
+    header = parse_array_header(start, name=name)
+    size = header.length + count_bytes(header.shape, header.dtype)
+    if entry.file_size != size:
+        expected = f"{size:,} bytes for {list(header.shape)}"
+        raise FileError(f"{name} does not fill its shape", expected=expected, got=f"{entry.file_size:,}")
+    read = partial(_read_array, path, archive, entry, header)
+    return StoredTensor(shape=header.shape, dtype=header.dtype, read=read)
+
+
+def parse_array_header(start: bytes, *, name: str) -> ArrayHeader:
+    """Parse an array's header with NumPy, from at most `MAX_HEADER` bytes."""
+    stream = BytesIO(start)
+    try:
+        with warnings.catch_warnings(action="ignore"):  # about headers of Python 2
+            version = np.lib.format.read_magic(stream)
+            if version not in ((1, 0), (2, 0)):  # 3.0 is for field names in Unicode
+                raise ValueError(f"format version {version[0]}.{version[1]} is not supported")
+            parse = np.lib.format.read_array_header_1_0 if version[0] == 1 else np.lib.format.read_array_header_2_0
+            shape, is_fortran, dtype = parse(stream, max_header_size=MAX_HEADER)
+    except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError, tokenize.TokenError) as error:
+        raise FileError(f"{name} is not a valid NumPy array: {shorten(error)}") from error
+    if dtype.names is not None or dtype.str[1:] not in checks.NPZ_DTYPES:
+        raise FileError(f"{name} is not an array of numbers", expected=", ".join(checks.NPZ_DTYPES), got=shorten(dtype))
+    shape = checks.check_shape(shape, name=name)
+    return ArrayHeader(shape, checks.NPZ_DTYPES[dtype.str[1:]], is_fortran, dtype.str[0] == ">", stream.tell())
+
+
+@names_file
+def _read_array(path: Path, archive: zipfile.ZipFile, entry: zipfile.ZipInfo, header: ArrayHeader) -> Tensor:
+    """Unpack an array into a new tensor without another copy."""
+    tensor = allocate(header.shape[::-1] if header.is_fortran else header.shape, header.dtype)
+    target = as_bytes(tensor).data
+    try:
+        with archive.open(entry) as member:
+            member.read(header.length)
+            filled = 0
+            while chunk := member.read(min(CHUNK, len(target) - filled)):
+                target[filled : filled + len(chunk)] = chunk
+                filled += len(chunk)
+            member.read()  # zipfile compares the checksum at the end of an entry
+    except UNZIP_ERRORS as error:
+        raise FileError(f"{entry.filename} cannot be unpacked: {shorten(error)}") from error
+    if filled != len(target):
+        raise FileError(f"{entry.filename} is truncated", expected=f"{len(target):,} bytes", got=f"{filled:,}")
+    if header.is_big_endian:
+        np.frombuffer(target, dtype=f"u{header.dtype.itemsize}").byteswap(inplace=True)
+    return tensor.permute(*reversed(range(tensor.ndim))).contiguous() if header.is_fortran else tensor
+
+
+def allocate(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """Allocate a tensor whose memory returns to the system as soon as it is freed.
+
+    malloc keeps freed blocks that are just too small for the next aligned tensor of the same size: converting a large
+    model tensor by tensor then holds 1.4 copies of it.
+    """
+    size = count_bytes(shape, dtype)
+    if size < LARGE or not hasattr(mmap, "MAP_PRIVATE"):
+        return torch.empty(shape, dtype=dtype)
+    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    return torch.frombuffer(memory, dtype=dtype).reshape(shape)
+
+
+def as_bytes(tensor: Tensor) -> "np.ndarray[tuple[int], np.dtype[np.uint8]]":
+    """Return the memory of a contiguous CPU tensor as a byte array that shares it."""
+    return tensor.reshape(-1).view(torch.uint8).numpy()

@@ -10,39 +10,17 @@ import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from io import BytesIO
-from pathlib import Path
 from typing import BinaryIO
 
 import torch
 
 from vitkit.core.pickles import IGNORED, GlobalName, PickleReader, format_global
 from vitkit.core.shapes import Tensor
-from vitkit.weights.io.checks import (
-    StoredTensor,
-    check_count,
-    check_name,
-    check_shape,
-    count_bytes,
-    file_size,
-    find_data_offset,
-    invalid_file,
-    shorten,
-)
+from vitkit.weights.io import checks
+from vitkit.weights.io.checks import STORAGES, FileError, StoredTensor, count_bytes, file_size, shorten
 
 MAX_OPCODES = 250_000
 """A tensor takes about 30, so this allows 2,000 tensors with both moments of an optimizer."""
-STORAGES = {
-    "torch DoubleStorage": torch.float64,
-    "torch FloatStorage": torch.float32,
-    "torch HalfStorage": torch.float16,
-    "torch BFloat16Storage": torch.bfloat16,
-    "torch LongStorage": torch.int64,
-    "torch IntStorage": torch.int32,
-    "torch ShortStorage": torch.int16,
-    "torch CharStorage": torch.int8,
-    "torch ByteStorage": torch.uint8,
-    "torch BoolStorage": torch.bool,
-}
 DICTS = frozenset({"collections OrderedDict", "collections defaultdict"})
 SIZE = "torch Size"
 TENSORS = frozenset({"torch._utils _rebuild_tensor", "torch._utils _rebuild_tensor_v2"})
@@ -87,15 +65,6 @@ class TensorView:
     offset: object
     shape: object
     stride: object
-
-
-def read_torch_pickle(stream: BytesIO) -> tuple[object, list[Storage]]:
-    """Return the next value of the stream, with tensors as `TensorView`, and the storages it refers to.
-
-    Raise ValueError if torch would not write such a pickle.
-    """
-    reader = TorchPickleReader()
-    return reader.read(stream), reader.storages
 
 
 class TorchPickleReader(PickleReader):
@@ -157,42 +126,42 @@ class TensorContents:
     notes: tuple[str, ...] = ()
 
 
-def open_torch_zip(archive: zipfile.ZipFile, file: BinaryIO, *, path: Path) -> TensorContents:
+def open_torch_zip(archive: zipfile.ZipFile, file: BinaryIO) -> TensorContents:
     """Open a checked zip: a pickle that describes the tensors, and an entry for each storage."""
     entries = {entry.filename: entry for entry in archive.infolist()}
     root = next(name for name in entries if name.rpartition("/")[2] == PICKLE).removesuffix(PICKLE)
     if root + SCRIPT in entries:
-        raise invalid_file(path, "is a TorchScript program, not weights", hint=ONLY_TENSORS)
-    if root + BYTE_ORDER in entries and _read_entry(archive, entries[root + BYTE_ORDER], 10, path=path) != b"little":
-        raise invalid_file(path, "was written on a big-endian machine", hint=BIG_ENDIAN)
-    value, _ = _read_pickle(BytesIO(_read_entry(archive, entries[root + PICKLE], MAX_PICKLE, path=path)), path=path)
+        raise FileError("is a TorchScript program, not weights", hint=ONLY_TENSORS)
+    if root + BYTE_ORDER in entries and _read_entry(archive, entries[root + BYTE_ORDER], 10) != b"little":
+        raise FileError("was written on a big-endian machine", hint=BIG_ENDIAN)
+    value, _ = _read_pickle(BytesIO(_read_entry(archive, entries[root + PICKLE], MAX_PICKLE)))
 
     def find_offset(storage: Storage) -> int:
         entry = entries.get(f"{root}data/{storage.key}")
         if entry is None:
-            raise invalid_file(path, f"storage {shorten(storage.key)} is missing")
+            raise FileError(f"storage {shorten(storage.key)} is missing")
         if storage.count * storage.dtype.itemsize != entry.file_size:
             reason, expected = f"{shorten(entry.filename)} has the wrong size", f"{storage.count} of {storage.dtype}"
-            raise invalid_file(path, reason, expected=shorten(expected), got=entry.file_size)
-        return find_data_offset(entry, file, path=path)
+            raise FileError(reason, expected=shorten(expected), got=entry.file_size)
+        return checks.find_data_offset(entry, file)
 
-    return _find_tensors(value, find_offset, file, path=path)
+    return _find_tensors(value, find_offset, file)
 
 
-def open_legacy_torch(file: BinaryIO, *, path: Path) -> TensorContents:
+def open_legacy_torch(file: BinaryIO) -> TensorContents:
     """Open a file from before torch 1.6: five pickles, then the element count and the elements of each storage."""
     file.seek(0)
     stream = BytesIO(file.read(MAX_PICKLE))
-    (_, _), (protocol, _), (machine, _) = (_read_pickle(stream, path=path) for _ in range(3))
+    (_, _), (protocol, _), (machine, _) = (_read_pickle(stream) for _ in range(3))
     if not isinstance(protocol, int) or protocol != LEGACY_PROTOCOL:
         reason = "has an unknown torch format version"
-        raise invalid_file(path, reason, expected=LEGACY_PROTOCOL, got=shorten(type(protocol).__name__))
+        raise FileError(reason, expected=LEGACY_PROTOCOL, got=shorten(type(protocol).__name__))
     if not isinstance(machine, dict) or machine.get("little_endian") is not True:
-        raise invalid_file(path, "was written on a big-endian machine", hint=BIG_ENDIAN)
-    (value, storages), (keys, _) = _read_pickle(stream, path=path), _read_pickle(stream, path=path)
+        raise FileError("was written on a big-endian machine", hint=BIG_ENDIAN)
+    (value, storages), (keys, _) = _read_pickle(stream), _read_pickle(stream)
     if not isinstance(keys, list) or not all(isinstance(key, str) for key in keys) or len(set(keys)) != len(keys):
-        raise invalid_file(path, "has an invalid list of storages")
-    check_count(len(keys), where=path)
+        raise FileError("has an invalid list of storages")
+    checks.check_count(len(keys))
     itemsizes = {storage.key: storage.dtype.itemsize for storage in storages}
     offsets: dict[str, tuple[int, int]] = {}
     position = stream.tell()
@@ -200,62 +169,63 @@ def open_legacy_torch(file: BinaryIO, *, path: Path) -> TensorContents:
         file.seek(position)
         prefix = file.read(8)
         if len(prefix) < 8 or key not in itemsizes:
-            raise invalid_file(path, "is truncated, or has a storage without a tensor")
+            raise FileError("is truncated, or has a storage without a tensor")
         (count,) = struct.unpack("<q", prefix)
         offsets[key] = (position + 8, count)
         position += 8 + count * itemsizes[key]
         if count < 0 or position > file_size(file):
-            raise invalid_file(path, "is truncated", expected=shorten(f"{position} bytes"), got=f"{file_size(file):,}")
+            raise FileError("is truncated", expected=shorten(f"{position} bytes"), got=f"{file_size(file):,}")
 
     def find_offset(storage: Storage) -> int:
         offset, count = offsets.get(storage.key, (0, -1))
         if count != storage.count or itemsizes[storage.key] != storage.dtype.itemsize:
-            raise invalid_file(path, f"storage {shorten(storage.key)} is missing")
+            raise FileError(f"storage {shorten(storage.key)} is missing")
         return offset
 
-    return _find_tensors(value, find_offset, file, path=path)
+    return _find_tensors(value, find_offset, file)
 
 
-def _read_entry(archive: zipfile.ZipFile, entry: zipfile.ZipInfo, max_bytes: int, *, path: Path) -> bytes:
+def _read_entry(archive: zipfile.ZipFile, entry: zipfile.ZipInfo, max_bytes: int) -> bytes:
     if entry.file_size > max_bytes:
         expected, got = f"at most {max_bytes:,} bytes", f"{entry.file_size:,}"
-        raise invalid_file(path, f"{shorten(entry.filename)} is too large", expected=expected, got=got)
+        raise FileError(f"{shorten(entry.filename)} is too large", expected=expected, got=got)
     try:
         return archive.read(entry)
     except (zipfile.BadZipFile, EOFError, RuntimeError, NotImplementedError, OSError, ValueError) as error:
-        raise invalid_file(path, f"{shorten(entry.filename)} cannot be read: {shorten(error)}") from error
+        raise FileError(f"{shorten(entry.filename)} cannot be read: {shorten(error)}") from error
 
 
-def _read_pickle(stream: BytesIO, *, path: Path) -> tuple[object, list[Storage]]:
+def _read_pickle(stream: BytesIO) -> tuple[object, list[Storage]]:
+    """Return the next value of the stream, with tensors as `TensorView`, and the storages it refers to."""
+    reader = TorchPickleReader()
     try:
-        return read_torch_pickle(stream)
+        return reader.read(stream), reader.storages
     except ValueError as error:
         reason = f"its pickle contains more than tensors: {shorten(error)}"
-        raise invalid_file(path, reason, hint=ONLY_TENSORS) from error
+        raise FileError(reason, hint=ONLY_TENSORS) from error
 
 
-def _find_tensors(value: object, find_offset: FindOffset, file: BinaryIO, *, path: Path) -> TensorContents:
+def _find_tensors(value: object, find_offset: FindOffset, file: BinaryIO) -> TensorContents:
     """Find the state dict in a value, at the top level or under a key, and check its tensors."""
     if not isinstance(value, dict):
-        raise invalid_file(path, "has no named tensors", expected="a state_dict", hint=ONLY_TENSORS)
+        raise FileError("has no named tensors", expected="a state_dict", hint=ONLY_TENSORS)
     state_dicts = {key: item for key, item in value.items() if isinstance(item, dict) and _select_tensors(item)}
     container = next((key for key in CONTAINERS if key in state_dicts), None)
     if container is None and len(state_dicts) == 1 and not _select_tensors(value):
         container = next((key for key in state_dicts if isinstance(key, str)), None)
     state_dict = state_dicts.get(container, value)
     views = _select_tensors(state_dict)
-    check_count(len(views), where=path)
+    checks.check_count(len(views))
     mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)  # private: changes of a tensor stay in memory
-    tensors = {name: _check_view(name, view, find_offset, mapping, path=path) for name, view in views.items()}
+    tensors = {name: _check_view(name, view, find_offset, mapping) for name, view in views.items()}
     total = sum(count_bytes(tensor.shape, tensor.dtype) for tensor in tensors.values())
     if total > 2 * len(mapping):  # tied weights have two names; hundreds of names for one storage are an attack
         reason = "its tensors are larger than the file"
-        raise invalid_file(path, reason, expected=f"{len(mapping):,} bytes", got=f"{total:,}")
+        raise FileError(reason, expected=f"{len(mapping):,} bytes", got=f"{total:,}")
     unused = [key for key in value if key != container and (container or key not in views)]
     unused += [f"{container}.{shorten(key)}" for key in state_dict if container and key not in views]
-    return TensorContents(
-        tensors=tensors, container=container, notes=(f"ignored: {join_names(unused)}",) if unused else ()
-    )
+    notes = (f"ignored: {join_names(unused)}",) if unused else ()
+    return TensorContents(tensors=tensors, container=container, notes=notes)
 
 
 def join_names(names: Sequence[object]) -> str:
@@ -267,35 +237,29 @@ def _select_tensors(values: Mapping[object, object]) -> dict[str, TensorView]:
     return {key: item for key, item in values.items() if isinstance(key, str) and isinstance(item, TensorView)}
 
 
-def _check_view(
-    name: str, view: TensorView, find_offset: FindOffset, mapping: mmap.mmap, *, path: Path
-) -> StoredTensor:
+def _check_view(name: str, view: TensorView, find_offset: FindOffset, mapping: mmap.mmap) -> StoredTensor:
     """Reject a view that reaches outside its storage or repeats elements of it."""
-    check_name(name, where=path)
+    checks.check_name(name)
     storage, stride, offset = view.storage, view.stride, view.offset
-    shape = check_shape(view.shape, name=name, where=path)
-    if not isinstance(stride, tuple) or not isinstance(offset, int) or not all(map(_is_step, (*stride, offset))):
-        raise invalid_file(path, f"{name} has an invalid stride or offset", got=shorten((stride, offset)))
+    shape = checks.check_shape(view.shape, name=name)
+    are_steps = isinstance(stride, tuple) and all(type(step) is int and step >= 0 for step in (*stride, offset))
+    if not isinstance(stride, tuple) or not isinstance(offset, int) or not are_steps:
+        raise FileError(f"{name} has an invalid stride or offset", got=shorten((stride, offset)))
     last = sum((side - 1) * step for side, step in zip(shape, stride, strict=False)) + offset
     needed = count_bytes(shape, storage.dtype) // storage.dtype.itemsize
     if len(stride) != len(shape) or last >= storage.count or needed > storage.count:
         got = shorten(f"shape {list(shape)}, stride {list(stride)}, offset {offset}")
-        raise invalid_file(path, f"{name} exceeds its storage of {shorten(storage.count)} elements", got=got)
+        raise FileError(f"{name} exceeds its storage of {shorten(storage.count)} elements", got=got)
     start = find_offset(storage)
-    return StoredTensor(
-        shape=shape,
-        dtype=storage.dtype,
-        read=lambda: _map_storage(mapping, storage, start).as_strided(shape, stride, offset),
-    )
 
+    def read() -> Tensor:
+        """Return a view of the mapped file, or a copy if the storage is not aligned in it."""
+        end = start + storage.count * storage.dtype.itemsize
+        elements = (
+            torch.frombuffer(bytearray(mapping[start:end]), dtype=storage.dtype)
+            if start % storage.dtype.itemsize
+            else torch.frombuffer(mapping, dtype=storage.dtype, count=storage.count, offset=start)
+        )
+        return elements.as_strided(shape, stride, offset)
 
-def _is_step(value: object) -> bool:
-    return type(value) is int and value >= 0
-
-
-def _map_storage(mapping: mmap.mmap, storage: Storage, start: int) -> Tensor:
-    """Return the storage as a tensor in the mapped file, or as a copy if it is not aligned."""
-    if start % storage.dtype.itemsize == 0:
-        return torch.frombuffer(mapping, dtype=storage.dtype, count=storage.count, offset=start)
-    end = start + storage.count * storage.dtype.itemsize
-    return torch.frombuffer(bytearray(mapping[start:end]), dtype=storage.dtype)
+    return StoredTensor(shape=shape, dtype=storage.dtype, read=read)

@@ -22,16 +22,14 @@ import torch
 from vitkit.core.errors import WeightsError
 from vitkit.core.files import atomic_write
 from vitkit.core.shapes import Tensor
-from vitkit.weights.io.checks import LOCAL_SIZE, check_name, count_bytes
-from vitkit.weights.io.npz_file import DTYPES as NPZ_DTYPES
-from vitkit.weights.io.npz_file import SUFFIX, as_bytes
-from vitkit.weights.io.readers import METADATA, SAFETENSORS_DTYPES
-from vitkit.weights.io.torch_file import STORAGES
+from vitkit.weights.io import checks
+from vitkit.weights.io.checks import check_name, count_bytes, name_file
+from vitkit.weights.io.readers import METADATA, SUFFIX, as_bytes
 
-NPZ_CODES = {dtype: code for code, dtype in NPZ_DTYPES.items()}
-SAFETENSORS_CODES = {dtype: code for code, dtype in SAFETENSORS_DTYPES.items()}
+NPZ_CODES = {dtype: code for code, dtype in checks.NPZ_DTYPES.items()}
+SAFETENSORS_CODES = {dtype: code for code, dtype in checks.SAFETENSORS_DTYPES.items()}
 TORCH_STORAGES: dict[torch.dtype, type] = {
-    dtype: getattr(torch, name.removeprefix("torch ")) for name, dtype in STORAGES.items()
+    dtype: getattr(torch, name.removeprefix("torch ")) for name, dtype in checks.STORAGES.items()
 }
 PADDING = 0x4246
 """Identifier of the extra field with which torch pads zip headers."""
@@ -44,26 +42,24 @@ def atomic_file(path: Path | str) -> Iterator[Path]:
         with atomic_write(path) as temporary:
             yield temporary
     except OSError as error:
-        raise WeightsError(
-            f"{path}: cannot be written: {error.strerror}", hint="check the directory and the disk"
-        ) from error
+        message, hint = f"{path}: cannot be written: {error.strerror}", "check the directory and the disk"
+        raise WeightsError(message, hint=hint) from error
 
 
 def save_npz(path: Path | str, tensors: Mapping[str, Tensor]) -> None:
     """Write tensors as uncompressed NumPy arrays; bfloat16 as two bytes of void, as big_vision does."""
     with atomic_file(path) as temporary, zipfile.ZipFile(temporary, "w") as archive:
         for name in tensors:
-            check_name(name, where=path)
-            write_array(archive, name, to_contiguous(name, tensors[name], codes=NPZ_CODES, path=path))
-
-
-def write_array(archive: zipfile.ZipFile, name: str, tensor: Tensor) -> None:
-    """Write one array in NumPy's format."""
-    code = NPZ_CODES[tensor.dtype]
-    fields = {"descr": ("|" if code in ("V2", "i1", "u1", "b1") else "<") + code}
-    with archive.open(zipfile.ZipInfo(name + SUFFIX), "w", force_zip64=True) as member:
-        np.lib.format.write_array_header_1_0(member, fields | {"fortran_order": False, "shape": tuple(tensor.shape)})
-        member.write(as_bytes(tensor).data)
+            with name_file(path):
+                check_name(name)
+            tensor = to_contiguous(name, tensors[name], codes=NPZ_CODES, path=path)
+            code = NPZ_CODES[tensor.dtype]
+            descr = ("|" if code in ("V2", "i1", "u1", "b1") else "<") + code
+            header = {"descr": descr, "fortran_order": False, "shape": tuple(tensor.shape)}
+            with archive.open(zipfile.ZipInfo(name + SUFFIX), "w", force_zip64=True) as member:
+                np.lib.format.write_array_header_1_0(member, header)
+                member.write(as_bytes(tensor).data)
+            del tensor  # before the next one is read
 
 
 def save_safetensors(
@@ -142,7 +138,7 @@ def write_aligned(archive: zipfile.ZipFile, name: str, content: memoryview, *, s
     entry.file_size = len(content)
     # torch pads with an extra field that readers skip. 64-bit sizes take another field of 20 bytes.
     is_large = len(content) * 1.05 > zipfile.ZIP64_LIMIT
-    head = LOCAL_SIZE + len(entry.filename) + 4 + (20 if is_large else 0)
+    head = checks.LOCAL_SIZE + len(entry.filename) + 4 + (20 if is_large else 0)
     padding = -(start + head) % 64
     entry.extra = struct.pack("<HH", PADDING, padding) + bytes(padding)
     with archive.open(entry, "w", force_zip64=is_large) as member:
@@ -153,23 +149,24 @@ def check_tensors(
     tensors: Mapping[str, Tensor], *, codes: Mapping[torch.dtype, object], path: Path | str
 ) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
     """Return dtype and shape of each tensor, after checking names and dtypes before anything is written."""
-
-    def check(name: str, tensor: Tensor) -> tuple[torch.dtype, tuple[int, ...]]:
-        check_name(name, where=path)
-        check_dtype(name, tensor, codes=codes, path=path)
-        return tensor.dtype, tuple(tensor.shape)
-
-    return {name: check(name, tensors[name]) for name in tensors}
+    specs = {}
+    for name in tensors:
+        with name_file(path):
+            check_name(name)
+        tensor = check_dtype(name, tensors[name], codes=codes, path=path)
+        specs[name] = tensor.dtype, tuple(tensor.shape)
+        del tensor  # before the next one is read
+    return specs
 
 
 def to_contiguous(name: str, tensor: Tensor, *, codes: Mapping[torch.dtype, object], path: Path | str) -> Tensor:
     """Return the tensor on the CPU, contiguous and of a dtype that the file supports."""
-    check_dtype(name, tensor, codes=codes, path=path)
-    return tensor.detach().cpu().contiguous()
+    return check_dtype(name, tensor, codes=codes, path=path).detach().cpu().contiguous()
 
 
-def check_dtype(name: str, tensor: Tensor, *, codes: Mapping[torch.dtype, object], path: Path | str) -> None:
-    """Reject a dtype that the file does not support."""
+def check_dtype(name: str, tensor: Tensor, *, codes: Mapping[torch.dtype, object], path: Path | str) -> Tensor:
+    """Return the tensor, or reject a dtype that the file does not support."""
     if tensor.dtype not in codes:
         expected = ", ".join(str(dtype).removeprefix("torch.") for dtype in codes)
         raise WeightsError(f"{path}: cannot store {name}", expected=expected, got=tensor.dtype)
+    return tensor

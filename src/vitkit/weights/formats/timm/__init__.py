@@ -1,9 +1,10 @@
 """Formats of timm and of code with the same names: DeiT, MAE, DINOv2 and DINOv3."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from vitkit.model.config import BiTConfig, ViTConfig
-from vitkit.weights.formats.base import FileMetadata, FileType, Format, find_part, find_reason
+from vitkit.weights.formats.base import FileMetadata, Format, find_reason
+from vitkit.weights.formats.timm import rules
 from vitkit.weights.formats.timm.config import find_architecture
 from vitkit.weights.formats.timm.infer import (
     DINOV3_EPS,
@@ -15,18 +16,11 @@ from vitkit.weights.formats.timm.infer import (
     is_bit,
     normalize_names,
 )
-from vitkit.weights.formats.timm.rules import (
-    DEIT_NAMES,
-    DINOV2_NAMES,
-    DINOV3_NAMES,
-    TIMM_NAMES,
-    NamingScheme,
-    make_bit_rules,
-    make_vit_rules,
-)
 from vitkit.weights.rules import Rule, Shapes
 from vitkit.zoo.variants import ModelConfig
 
+Reasons = Mapping[str, bool]
+"""Reasons why a format cannot hold a model, and whether they apply."""
 UNSUPPORTED_PARTS = (
     *("axial attention", "pre-logits", "relative positions", "learned positions of rows and columns"),
     "positions at every layer",
@@ -37,6 +31,10 @@ FACEBOOK_PARTS = (
     "class pooling before the norm",
 )
 """Parts that DeiT, MAE, DINOv2 and DINOv3 do not have."""
+ENCODER_PARTS = ("no positions", "rotary positions", "registers", "no qkv biases", "SwiGLU")
+"""Parts that DeiT and MAE do not have."""
+BACKBONE_PARTS = (*FACEBOOK_PARTS, "mean pooling", "a distillation token", "a classifier", "no positions")
+"""Parts that DINOv2 and DINOv3 do not have."""
 DINOV2_PATCH = (14, 14)
 """Identifies a backbone of Meta's without its mask token."""
 NEUTRAL_KEYS = frozenset({"label_names", "image_size", "input_size"})
@@ -46,10 +44,10 @@ NEUTRAL_KEYS = frozenset({"label_names", "image_size", "input_size"})
 def _detect(shapes: Shapes, metadata: FileMetadata) -> str | None:
     """Detect the format by the first sign that applies."""
     names = {name: shape for name, (_, shape) in normalize_names(shapes).items()}
-    is_neutral = not metadata.config.keys() - NEUTRAL_KEYS
-    is_facebook = metadata.file_type == "torch" and metadata.container == "model" and is_neutral
+    is_plain_torch = metadata.file_type == "torch" and not metadata.config.keys() - NEUTRAL_KEYS
+    is_facebook = is_plain_torch and metadata.container == "model"
     patch = names.get("patch_embed.proj.weight", ())[-2:]
-    is_bare = metadata.file_type == "torch" and metadata.container is None and is_neutral and "head.weight" not in names
+    is_bare = is_plain_torch and metadata.container is None and "head.weight" not in names
     has_plain_head = "head.weight" in names and "fc_norm.weight" not in names
     is_deit = has_plain_head or "dist_token" in names or "blocks.0.gamma_1" in names
     signs = (
@@ -70,97 +68,53 @@ def _detect(shapes: Shapes, metadata: FileMetadata) -> str | None:
 # Unsupported models
 
 
-def _find_common_reason(config: ModelConfig, *, eps: float, parts: tuple[str, ...] = ()) -> str | None:
-    if isinstance(config, BiTConfig):
-        return "a ResNet"
-    reason = find_part(config, UNSUPPORTED_PARTS)
-    if reason is None and config.block.norm_eps != eps:
-        return f"a norm eps other than {eps:g}"
-    return reason or find_part(config, parts)
-
-
-def _find_inexpressible(config: ViTConfig) -> str | None:
-    """Return what a file without config.json cannot express."""
-    heads = find_published_heads(config.width, gated=config.block.activation == "swiglu")
-    reasons = {"a number of heads that does not follow from the width": config.heads != heads}
-    return find_part(config, ("tanh GELU", "a grid that is not square")) or find_reason(reasons)
-
-
-def find_timm_reason(config: ModelConfig) -> str | None:
-    """Return why timm cannot hold a model, or None; config.json expresses what tensors do not."""
-    resnet = config if isinstance(config, BiTConfig) else config.backbone
-    if resnet is not None and resnet.origin != "timm":
-        return "a ResNet with Google's numerics"
-    unnamed = "a ResNet without a name in timm" if find_architecture(config) is None else None
-    if isinstance(config, BiTConfig):
-        return unnamed
+def _find_timm_reasons(config: ViTConfig) -> Reasons:
     positions, distilled = config.positions, config.tokens.distillation
-    reasons = {
+    return {
         "SwiGLU with attention pooling": config.pooling == "map" and config.block.activation == "swiglu",
         "a distillation token with registers": distilled and config.tokens.registers > 0,
         "a distillation token with no position": distilled and (positions.covers != "all" or not positions.is_additive),
         "a distillation token, pooled before the norm": distilled and config.head.norm == "after_pooling",
     }
-    return _find_common_reason(config, eps=1e-6, parts=("rotary positions",)) or find_reason(reasons) or unnamed
 
 
-def find_deit_reason(config: ModelConfig) -> str | None:
-    """Return why DeiT cannot hold a model. DeiT III has LayerScale and no position for the class token."""
-    parts = ("no positions", "rotary positions", "mean pooling", "registers", "no qkv biases", "SwiGLU")
-    if reason := _find_common_reason(config, eps=1e-6, parts=(*FACEBOOK_PARTS, *parts)):
-        return reason
-    assert isinstance(config, ViTConfig)
+def _find_inexpressible(config: ViTConfig) -> Reasons:
+    """Return what a file without config.json cannot express."""
+    heads = find_published_heads(config.width, gated=config.block.activation == "swiglu")
+    return {
+        "tanh GELU": config.block.activation == "gelu_tanh",
+        "a grid that is not square": config.positions.is_additive and config.grid[0] != config.grid[1],
+        "a number of heads that does not follow from the width": config.heads != heads,
+    }
+
+
+def _find_deit_reasons(config: ViTConfig) -> Reasons:
+    """Return what DeiT cannot hold. DeiT III has LayerScale and no position for the class token."""
     third, covers_all = config.block.layer_scale is not None, config.positions.covers == "all"
-    reasons = {
+    is_mae = not (config.num_classes or third or config.tokens.distillation)
+    return {
         "LayerScale with a position of the class token": third and covers_all,
         "a class token without a position": not (third or covers_all),
         "LayerScale with a distillation token": third and config.tokens.distillation,
+        **_find_inexpressible(config),
+        "no classifier, because such files are MAE's": is_mae,
     }
-    is_mae = not (config.num_classes or third or config.tokens.distillation)
-    encoder = "no classifier, because such files are MAE's" if is_mae else None
-    return find_reason(reasons) or _find_inexpressible(config) or encoder
 
 
-def find_mae_reason(config: ModelConfig) -> str | None:
-    """Return why MAE cannot hold a model: a pre-trained encoder, or a fine-tuned one with a norm after mean pooling."""
-    parts = (
-        *(*FACEBOOK_PARTS, "no positions", "rotary positions", "registers", "a distillation token", "no qkv biases"),
-        *("SwiGLU", "LayerScale", "a class token without a position"),
-    )
-    if reason := _find_common_reason(config, eps=1e-6, parts=parts):
-        return reason
-    assert isinstance(config, ViTConfig)
-    is_mean = config.pooling == "mean"
-    if is_mean and config.head.norm == "before_pooling":
-        return "mean pooling after the norm"
-    classifier = "a classifier of the class token, because such files are DeiT's"
-    return _find_inexpressible(config) or (classifier if config.num_classes and not is_mean else None)
-
-
-def find_dinov2_reason(config: ModelConfig) -> str | None:
-    """Return why DINOv2 cannot hold a model: a backbone with or without registers."""
-    parts = (
-        *(*FACEBOOK_PARTS, "mean pooling", "a distillation token", "a classifier"),
-        *("no positions", "rotary positions", "a class token without a position"),
-    )
-    if reason := _find_common_reason(config, eps=1e-6, parts=parts):
-        return reason
-    assert isinstance(config, ViTConfig)
-    return _find_inexpressible(config)
-
-
-def find_dinov3_reason(config: ModelConfig) -> str | None:
-    """Return why DINOv3 cannot hold a model. Its files store the number of heads, and fit any image size."""
-    parts = (*FACEBOOK_PARTS, "mean pooling", "a distillation token", "a classifier", "no positions", "tanh GELU")
-    if reason := _find_common_reason(config, eps=DINOV3_EPS, parts=parts):
-        return reason
-    assert isinstance(config, ViTConfig)
-    positions = config.positions
-    reasons = {
-        f"{positions.kind} positions": positions.kind != "rotary",
-        f"a rotary base other than {ROTARY_BASE:g}": positions.rotary_base != ROTARY_BASE,
+def _find_mae_reasons(config: ViTConfig) -> Reasons:
+    """Return what MAE cannot hold: its encoders are pre-trained, or fine-tuned with a norm after mean pooling."""
+    is_mean, classifies = config.pooling == "mean", config.num_classes > 0
+    return {
+        "mean pooling after the norm": is_mean and config.head.norm == "before_pooling",
+        **_find_inexpressible(config),
+        "a classifier of the class token, because such files are DeiT's": classifies and not is_mean,
     }
-    return find_reason(reasons)
+
+
+def _find_dinov3_reasons(config: ViTConfig) -> Reasons:
+    """Return what DINOv3 cannot hold. Its files store the number of heads, and fit any image size."""
+    kind, base = config.positions.kind, config.positions.rotary_base
+    return {f"{kind} positions": kind != "rotary", f"a rotary base other than {ROTARY_BASE:g}": base != ROTARY_BASE}
 
 
 # Formats
@@ -170,15 +124,17 @@ def _define(
     name: str,
     *,
     title: str,
-    origin: str,
-    file_type: FileType,
     defaults: Defaults,
-    names: NamingScheme,
-    unsupported_reason: Callable[[ModelConfig], str | None],
+    names: rules.NamingScheme,
+    parts: tuple[str, ...],
+    reasons: Callable[[ViTConfig], Reasons],
     ignored_names: tuple[str, ...] = (),
     input_size: int | None = None,
     container: str | None = None,
 ) -> Format:
+    """Define a format that holds neither `parts` nor models to which one of the `reasons` applies."""
+    is_timm = name == "timm"
+
     def infer_config(shapes: Shapes, metadata: FileMetadata) -> ModelConfig:
         normalized = {key: shape for key, (_, shape) in normalize_names(shapes).items()}
         if is_bit(normalized):
@@ -186,15 +142,26 @@ def _define(
         return infer_vit(normalized, metadata, defaults=defaults)
 
     def make_rules(config: ModelConfig, shapes: Shapes | None) -> list[Rule]:
-        if isinstance(config, BiTConfig) and name == "timm":
-            return make_bit_rules(config)
-        return make_vit_rules(config, shapes, default=names)
+        if isinstance(config, BiTConfig) and is_timm:
+            return rules.make_bit_rules(config)
+        return rules.make_vit_rules(config, shapes, default=names)
+
+    def unsupported_reason(config: ModelConfig) -> str | None:
+        resnet = config if isinstance(config, BiTConfig) else config.backbone
+        if is_timm and resnet is not None and resnet.origin != "timm":
+            return "a ResNet with Google's numerics"
+        unnamed = "a ResNet without a name in timm" if is_timm and find_architecture(config) is None else None
+        if isinstance(config, BiTConfig):
+            return unnamed if is_timm else "a ResNet"
+        eps = {f"a norm eps other than {defaults.eps:g}": config.block.norm_eps != defaults.eps}
+        reason = find_reason(config, UNSUPPORTED_PARTS, eps) or find_reason(config, parts, reasons(config))
+        return reason or unnamed
 
     return Format(
         name=name,
         title=title,
-        origin=origin,
-        file_type=file_type,
+        origin="timm_augreg" if is_timm else name,
+        file_type="safetensors" if is_timm else "torch",
         matches=lambda shapes, metadata: _detect(shapes, metadata) == name,
         infer_config=infer_config,
         rules=make_rules,
@@ -209,51 +176,46 @@ def _define(
 TIMM = _define(
     "timm",
     title="timm",
-    origin="timm_augreg",
-    file_type="safetensors",
     defaults=Defaults(origin="timm", rows="by_registers"),
-    names=TIMM_NAMES,
-    unsupported_reason=find_timm_reason,
+    names=rules.TIMM_NAMES,
+    parts=("rotary positions",),
+    reasons=_find_timm_reasons,
 )
 DEIT = _define(
     "deit",
     title="DeiT (Facebook)",
-    origin="deit",
-    file_type="torch",
     defaults=Defaults(origin="deit", rows="all_or_patches"),
-    names=DEIT_NAMES,
-    unsupported_reason=find_deit_reason,
+    names=rules.DEIT_NAMES,
+    parts=(*FACEBOOK_PARTS, *ENCODER_PARTS, "mean pooling"),
+    reasons=_find_deit_reasons,
     container="model",
 )
 MAE = _define(
     "mae",
     title="MAE (Facebook)",
-    origin="mae",
-    file_type="torch",
     defaults=Defaults(origin="mae", rows="all"),
-    names=NamingScheme(),
-    unsupported_reason=find_mae_reason,
+    names=rules.NamingScheme(),
+    parts=(*FACEBOOK_PARTS, *ENCODER_PARTS, "a distillation token", "LayerScale", "a class token without a position"),
+    reasons=_find_mae_reasons,
     ignored_names=(r"(.*\.)?mask_token", r"(.*\.)?decoder_.*"),
     container="model",
 )
 DINOV2 = _define(
     "dinov2",
     title="DINOv2 (Meta)",
-    origin="dinov2",
-    file_type="torch",
     defaults=Defaults(origin="dinov2", rows="all"),
-    names=DINOV2_NAMES,
-    unsupported_reason=find_dinov2_reason,
+    names=rules.DINOV2_NAMES,
+    parts=(*BACKBONE_PARTS, "rotary positions", "a class token without a position"),
+    reasons=_find_inexpressible,
     ignored_names=(r"(.*\.)?mask_token",),
     input_size=224,
 )
 DINOV3 = _define(
     "dinov3",
     title="DINOv3 (Meta)",
-    origin="dinov3",
-    file_type="torch",
     defaults=Defaults(origin="dinov2", rotary=True, eps=DINOV3_EPS),
-    names=DINOV3_NAMES,
-    unsupported_reason=find_dinov3_reason,
+    names=rules.DINOV3_NAMES,
+    parts=(*BACKBONE_PARTS, "tanh GELU"),
+    reasons=_find_dinov3_reasons,
     ignored_names=(r"(.*\.)?mask_token", r"(.*\.)?local_cls_norm\..*"),
 )

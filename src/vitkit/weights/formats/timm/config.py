@@ -37,18 +37,16 @@ def get_image_size(metadata: FileMetadata) -> tuple[int, int] | None:
     """Return height and width of the images, if config.json has them."""
     if not isinstance(metadata.config.get("model_args"), Mapping | None):
         raise WeightsError("config.json: model_args is not an object")
-    args = metadata.config.get("model_args") or {}
-    size = args.get("img_size")
+    size = (metadata.config.get("model_args") or {}).get("img_size")
     if size is None:
         input_size = get_setting(metadata, "input_size", list)
-        size = input_size[1:] if input_size else None
-    if size is None:
-        return None
-    sides = [size, size] if isinstance(size, int) else size
-    are_sides = isinstance(sides, list | tuple) and all(type(side) is int and side > 0 for side in sides)
-    if not are_sides or len(sides) != 2:
-        raise WeightsError("config.json: invalid image size", expected="[height, width]", got=size)
-    return sides[0], sides[1]
+        if not input_size:
+            return None
+        size = input_size[1:]
+    match [size, size] if isinstance(size, int) else size:
+        case [int(height), int(width)] if min(height, width) > 0 and bool not in (type(height), type(width)):
+            return height, width
+    raise WeightsError("config.json: invalid image size", expected="[height, width]", got=size)
 
 
 def read_preprocessing(config: Mapping[str, object]) -> Preprocessing | None:
@@ -72,17 +70,16 @@ def _convert_cfg(cfg: Any) -> dict[str, object]:
     crop_pct, mode = cfg.get("crop_pct") or 0.875, cfg.get("crop_mode") or "center"
     if mode not in ("center", "squash"):
         raise ValueError(f"crop_mode {mode} is neither center nor squash")
-    mean, deviation = cfg.get("mean") or IMAGENET_MEAN, cfg.get("std") or IMAGENET_STD
-    squash: dict[str, object] = (
-        {"resize": "squash"} if crop_pct == 1 else {"resize": "squash_crop", "crop_fraction": crop_pct}
-    )
+    mean = cfg.get("mean") or IMAGENET_MEAN
+    is_squashed = mode == "squash" and crop_pct == 1
     return {
         "image_size": [height, width],
         "channels": channels if len(mean) == 1 else len(mean),
-        **({"resize": "crop", "crop_fraction": crop_pct} if mode == "center" else squash),
+        "resize": "crop" if mode == "center" else "squash" if is_squashed else "squash_crop",
+        **({} if is_squashed else {"crop_fraction": crop_pct}),
         "interpolation": cfg.get("interpolation") or "bicubic",
         "mean": mean,
-        "std": deviation,
+        "std": cfg.get("std") or IMAGENET_STD,
     }
 
 
@@ -105,23 +102,17 @@ RESNETS: dict[tuple[int, ...], tuple[str, tuple[int, ...]]] = {
 
 def make_timm_config(config: ModelConfig) -> dict[str, object]:
     """Make the config.json with which timm creates the same model."""
-    height, width = pair(config.image_size)
-    args: dict[str, object] = {"in_chans": config.channels}
-    if isinstance(config, BiTConfig):
-        pool, features = "avg", config.width
-    else:
-        pool, features = _TIMM_POOL[config.pooling], config.width
-        args |= make_model_args(config)
-    architecture = find_architecture(config)
+    architecture, num_classes = find_architecture(config), config.num_classes
     if architecture is None:
         raise WeightsError("timm has no architecture with this ResNet", hint="its classes can still hold the weights")
+    args = {} if isinstance(config, BiTConfig) else make_model_args(config)
     return {
         "architecture": architecture,
-        "num_classes": config.num_classes,
-        "num_features": features,
-        "global_pool": pool,
-        "model_args": args | {"num_classes": config.num_classes},
-        "pretrained_cfg": {"input_size": [config.channels, height, width], "num_classes": config.num_classes},
+        "num_classes": num_classes,
+        "num_features": config.width,
+        "global_pool": args.get("global_pool", "avg"),
+        "model_args": {"in_chans": config.channels, **args, "num_classes": num_classes},
+        "pretrained_cfg": {"input_size": [config.channels, *pair(config.image_size)], "num_classes": num_classes},
     }
 
 

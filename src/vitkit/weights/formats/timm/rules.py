@@ -12,6 +12,7 @@ import torch
 
 from vitkit.core.errors import WeightsError
 from vitkit.model.config import BiTConfig, ViTConfig
+from vitkit.weights.formats.base import require_vit
 from vitkit.weights.formats.timm.infer import normalize_names
 from vitkit.weights.rules import IDENTITY, Layout, Rule, Shapes, Tensors, layer_rules, rearrange_axes, rename
 from vitkit.zoo.registry import create
@@ -39,32 +40,26 @@ class NamingScheme:
     periods: bool = False
 
 
+BIASES = (("qkv.bias", "qkv.bias_mask"), ("q_bias", "v_bias"), ("qkv.bias",))
 TIMM_NAMES = NamingScheme(register_rows=True)
 DEIT_NAMES = NamingScheme(scale=r"gamma_\2")
 DINOV2_NAMES = NamingScheme(registers="register_tokens", gated=("w12",), last="w3", mask_token=True)
 DINOV3_NAMES = NamingScheme(
-    registers="storage_tokens",
-    gated=("w1", "w2"),
-    last="w3",
-    bias=("qkv.bias", "qkv.bias_mask"),
-    mask_token=True,
-    periods=True,
+    registers="storage_tokens", gated=("w1", "w2"), last="w3", bias=BIASES[0], mask_token=True, periods=True
 )
 GATED = {("w12",): "w3", ("w1", "w2"): "w3", ("fc1_g", "fc1_x"): "fc2", ("fc1",): "fc2"}
-BIASES = (("qkv.bias", "qkv.bias_mask"), ("q_bias", "v_bias"), ("qkv.bias",))
 
 
 def detect_naming(shapes: Shapes, config: ViTConfig) -> NamingScheme:
     """Detect the naming scheme of a file by its normalized names."""
-    block = "blocks.0."
-    gated = next((names for names in GATED if f"{block}mlp.{names[0]}.weight" in shapes), ("fc1",))
+    gated = next((names for names in GATED if f"blocks.0.mlp.{names[0]}.weight" in shapes), ("fc1",))
     rows = config.prefix_positions + config.tokens.registers + config.patches
     return NamingScheme(
         registers=next((name for name in ("storage_tokens", "register_tokens") if name in shapes), "reg_token"),
-        scale=r"gamma_\2" if f"{block}gamma_1" in shapes else r"ls\2.gamma",
+        scale=r"gamma_\2" if "blocks.0.gamma_1" in shapes else r"ls\2.gamma",
         gated=gated,
         last=GATED[gated],
-        bias=next((names for names in BIASES if f"{block}attn.{names[-1]}" in shapes), ("qkv.bias",)),
+        bias=next((names for names in BIASES if f"blocks.0.attn.{names[-1]}" in shapes), ("qkv.bias",)),
         register_rows=config.tokens.registers > 0 and shapes.get("pos_embed", (0, 0))[1] == rows,
         mask_token=len(shapes.get("mask_token", ())) == 2,
         periods="rope_embed.periods" in shapes,
@@ -76,9 +71,7 @@ def detect_naming(shapes: Shapes, config: ViTConfig) -> NamingScheme:
 
 def make_vit_rules(config: ModelConfig, shapes: Shapes | None, *, default: NamingScheme) -> list[Rule]:
     """Make the rules of a model, with the names of a file or, without one, with `default`."""
-    if isinstance(config, BiTConfig):
-        raise WeightsError("the format is for Vision Transformers only", got="a ResNet")
-    in_file = normalize_names(shapes or {})
+    config, in_file = require_vit(config), normalize_names(shapes or {})
     normalized = {name: shape for name, (_, shape) in in_file.items()}
     # In timm's own models, registers without a class token have no rows.
     default = default if config.prefix_positions else replace(default, register_rows=False)
@@ -203,11 +196,9 @@ def _periods(base: float, quarter: int) -> Layout:
         periods = theirs[0].float()
         # 1 % because the published files store them in bfloat16.
         if periods.shape != expected.shape or not torch.allclose(periods, expected, rtol=1e-2, atol=0.0):
-            raise WeightsError(
-                "the rotary periods are not those of the model",
-                expected=f"{quarter} periods with base {base:g}",
-                got=", ".join(f"{period:g}" for period in periods.flatten()[:4].tolist()) + " …",
-            )
+            got = ", ".join(f"{period:g}" for period in periods.flatten()[:4].tolist()) + " …"
+            message = "the rotary periods are not those of the model"
+            raise WeightsError(message, expected=f"{quarter} periods with base {base:g}", got=got)
         return []
 
     return Layout(read, lambda _: [expected])

@@ -1,0 +1,97 @@
+"""Predictions for images."""
+
+import pathlib
+from collections.abc import Sequence
+
+import torch
+
+from vitkit.api.progress import show_progress
+from vitkit.api.public import public
+from vitkit.core.console import logger
+from vitkit.core.errors import check_not_negative
+from vitkit.inference.batch import Shard, predict_images, predict_to_file
+from vitkit.inference.engine import Precision, resolve_device
+from vitkit.inference.image_inputs import list_images
+from vitkit.inference.predictions import Predictions
+from vitkit.inference.predictor import PredictionOptions
+from vitkit.typing import DataSource, ImageLike, ModelSource, Path
+
+DEFAULT_WORKERS = 2
+"""Processes that decode images, unless the caller chooses."""
+
+
+@public
+def predict(  # noqa: PLR0913  the options of `vitkit predict`
+    model: ModelSource,
+    images: ImageLike | Sequence[ImageLike],
+    *,
+    top: int = 5,
+    features: bool = False,
+    out: Path | None = None,
+    calibration: DataSource | None = None,
+    batch_size: int = 32,
+    precision: Precision = "fp32",
+    merge: int = 0,
+    device: str | torch.device = "auto",
+    workers: int | None = None,
+    progress: bool | None = None,
+) -> Predictions:
+    """Label images with a trained model. Images are preprocessed as in evaluation.
+
+    With `out` the number of images is not limited: predictions are written as they are computed, the same call resumes
+    after an interruption, and under torchrun each process writes its own part. The result reads from the file.
+
+    Args:
+        model: A run, an artifact, a weight file of any format, the name of a published model, or a model itself.
+        images: One image or several: paths, encoded files, Pillow images, or uint8 pixels. A directory, tar or parquet
+            file means all images in it. An unreadable image is a row with an `error`.
+        top: Number of classes per image.
+        features: Include the features of each image.
+        out: A .csv, .jsonl or .parquet file to write.
+        calibration: Images on which an approximate engine is compared with fp32; by default the first 64 of `images`.
+        batch_size: Images per batch.
+        precision: Precision of matrix products; bf16 and int8 are faster and less exact.
+        merge: Tokens to merge in every layer (ToMe): faster and less exact.
+        device: cpu, cuda, mps or auto.
+        workers: Processes that decode images; by default 2.
+        progress: Show progress; None shows it where it fits the display.
+
+    >>> import numpy as np, vitkit
+    >>> model = vitkit.create("Ti/16", image_size=32, num_classes=2)
+    >>> photo = np.zeros((40, 30, 3), dtype=np.uint8)
+    >>> predictions = vitkit.predict(model, [photo, b"not an image"], top=1, progress=False)
+    >>> predictions[0]
+    ImagePrediction(file='images[0]', label='0', probability=0.5)
+    >>> predictions[1].error
+    'not a JPEG, PNG, GIF, BMP, TIFF, WEBP, PPM, AVIF or HEIF file'
+    """
+    shard = Shard() if out is None else Shard.from_environment()
+    workers = DEFAULT_WORKERS if workers is None else workers
+    check_not_negative("workers", workers)
+    options = PredictionOptions(
+        top=top, features=features, precision=precision, merge=merge, batch_size=batch_size, workers=workers
+    )
+    selected_device = resolve_device(str(device), local_rank=shard.local_rank)
+    inputs = list_images(images)
+    with show_progress(progress) as report_progress:
+        if out is None:
+            return predict_images(
+                model,
+                inputs,
+                options=options,
+                device=selected_device,
+                calibration=calibration,
+                report=logger.info,
+                progress=report_progress,
+            )
+        return predict_to_file(
+            model,
+            inputs,
+            pathlib.Path(out),
+            options=options,
+            device=selected_device,
+            calibration=calibration,
+            shard=shard,
+            report=logger.info,
+            progress=report_progress,
+        )

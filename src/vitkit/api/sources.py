@@ -1,0 +1,25 @@
+"""Runs and processes as callers of public functions give them."""
+
+from vitkit.core.errors import check_not_negative
+from vitkit.training.run_dir import RunDir
+from vitkit.typing import ModelSource
+from vitkit.weights.load import source_path
+
+DEFAULT_WORKERS = 2
+
+
+def find_run_dir(model: ModelSource) -> RunDir | None:
+    """Return the run that a model comes from: its directory, or that of its file; None if there is no such run."""
+    path = source_path(model)
+    if path is None:
+        return None
+    run_dir = RunDir(path.parent if path.is_file() else path)
+    return run_dir if run_dir.config.is_file() else None
+
+
+def resolve_workers(workers: int | None) -> int:
+    """Return the number of processes that decode images; two unless it is given."""
+    if workers is None:
+        return DEFAULT_WORKERS
+    check_not_negative("workers", workers)
+    return workers

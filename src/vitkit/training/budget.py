@@ -1,0 +1,204 @@
+"""Plan of a run with a time budget: what to try, for how long, what to keep, and what would help most.
+
+Pure functions of measured seconds and scores. `training/auto.py` carries the plan out.
+"""
+
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from vitkit.core.formatting import format_plural
+from vitkit.training.config import RunConfig
+
+DEFAULT_MINUTES = 10.0
+PROBE_FRACTION, TRIALS_FRACTION = 0.25, 0.35
+"""Parts of the time for closed-form probes and for trials; the final run gets the rest."""
+MIN_TRIAL_SECONDS, MAX_TRIAL_SECONDS = 20.0, 120.0
+SAFETY = 0.8
+"""Part of the remaining time that is planned: machines are not equally fast all the time."""
+REPORT_SECONDS = 8.0
+"""Time for the report and the files at the end."""
+MAX_EPOCHS = 40.0
+"""Longest final run from pretrained weights, in passes over the images: more would only overfit."""
+MIN_SHOTS = 20
+"""Images of each class below which a probe at a larger size is not worth its time."""
+FULL_COST, LORA_COST, HEAD_COST = 3.0, 2.5, 1.1
+"""Time of a training step relative to a forward pass."""
+HELD_OUT_IMAGES, MAX_HELD_OUT = 100, 0.3
+"""Number of photos to judge by, and the largest fraction that is held out for it."""
+
+
+@dataclass(kw_only=True)
+class TimeBudget:
+    """Seconds of a run, by a clock; `spent` are those of earlier calls that were interrupted."""
+
+    seconds: float
+    clock: Callable[[], float]
+    spent: float = 0.0
+    started: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.started = self.clock()
+
+    def elapsed(self) -> float:
+        """Return the seconds spent so far."""
+        return self.spent + self.clock() - self.started
+
+    def remaining(self) -> float:
+        """Return the seconds left; negative if the time is over."""
+        return self.seconds - self.elapsed()
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrialPlan:
+    """A trial: settings that differ from the base configuration, and its cost per image in forward passes."""
+
+    name: str
+    settings: Mapping[str, object]
+    cost: float
+    is_scratch: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrialRecord:
+    """Result of a probe or a trial on held-out photos."""
+
+    name: str
+    top1: float
+    loss: float
+    seconds: float
+    steps: int = 0
+    seconds_per_step: float = 0.0
+
+    @property
+    def score(self) -> tuple[float, float]:
+        """Accuracy, then loss: larger is better."""
+        return self.top1, -self.loss
+
+
+@dataclass(frozen=True, kw_only=True)
+class Selection:
+    """Records of probes and trials before the final run, and the best of them, whose model the final one must beat."""
+
+    records: tuple[TrialRecord, ...]
+    best: TrialRecord
+    minutes: float
+    advice: str | None = None
+    """Where to get better initial weights."""
+
+
+def held_out_fraction(images: int) -> float:
+    """Return the fraction of the photos to judge by: a tenth, and more of few photos.
+
+    >>> held_out_fraction(5000), held_out_fraction(500), held_out_fraction(100)
+    (0.1, 0.2, 0.3)
+    """
+    return min(max(0.1, round(HELD_OUT_IMAGES / max(images, 1), 2)), MAX_HELD_OUT)
+
+
+def plan_probes(
+    sizes: Sequence[int], *, seconds_per_image: float, images: int, seconds: float, num_classes: int
+) -> tuple[tuple[int, ...], int]:
+    """Return the image sizes to probe, and the number of images, the same for all.
+
+    `seconds_per_image` was measured at the first size; the time grows with the area.
+
+    >>> plan_probes((64, 128), seconds_per_image=0.01, images=1000, seconds=100, num_classes=2)
+    ((64, 128), 1000)
+    >>> plan_probes((64, 128), seconds_per_image=0.01, images=1000, seconds=5, num_classes=10)
+    ((64,), 500)
+    """
+    chosen = tuple(sizes)
+    while True:
+        per_image = seconds_per_image * sum((size / sizes[0]) ** 2 for size in chosen)
+        count = min(images, int(seconds / max(per_image, 1e-9)))
+        if len(chosen) == 1 or count >= min(images, MIN_SHOTS * num_classes):
+            return chosen, max(count, min(images, 2 * num_classes))
+        chosen = chosen[:-1]
+
+
+def plan_trials(
+    config: RunConfig, *, fixed: Collection[str], is_pretrained: bool, with_scratch: bool
+) -> list[TrialPlan]:
+    """Return trials, the most promising first; settings in `fixed` were given and are not varied."""
+    trials: list[TrialPlan] = []
+    if is_pretrained:
+        grid = [
+            ("all", 1e-4, FULL_COST),
+            ("all", 3e-4, FULL_COST),
+            ("lora", 1e-3, LORA_COST),
+            ("head", 1e-3, HEAD_COST),
+            ("all", 1e-3, FULL_COST),
+            ("all", 3e-5, FULL_COST),
+        ]
+        for trainable, lr, cost in grid:
+            settings: dict[str, object] = {"optimizer.trainable": trainable, "schedule.lr": lr}
+            settings = {key: value for key, value in settings.items() if key not in fixed}
+            if "optimizer.trainable" in fixed and trainable != config.optimizer.trainable:
+                continue
+            if all(each.settings != settings for each in trials):
+                rate = config.schedule.lr if "schedule.lr" in fixed else lr
+                trials.append(TrialPlan(name=f"{trainable}-lr-{rate:g}", settings=settings, cost=cost))
+    if with_scratch:
+        trials.insert(1, TrialPlan(name="scratch", settings={}, cost=FULL_COST, is_scratch=True))
+    return trials
+
+
+def count_trials(seconds: float) -> tuple[int, float]:
+    """Return how many trials fit into some seconds, and the seconds of each.
+
+    >>> count_trials(70), count_trials(5), count_trials(2000)
+    ((3, 23.3), (1, 5.0), (7, 120.0))
+    """
+    count = max(1, min(7, int(seconds / MIN_TRIAL_SECONDS)))
+    return count, round(min(seconds / count, MAX_TRIAL_SECONDS), 1)
+
+
+def plan_steps(seconds: float, *, seconds_per_step: float, images: int, batch_size: int, max_epochs: float) -> int:
+    """Return the number of steps that fit into some seconds, at least one and at most those of `max_epochs`.
+
+    >>> plan_steps(10, seconds_per_step=0.5, images=1000, batch_size=32, max_epochs=40)
+    20
+    >>> plan_steps(100, seconds_per_step=0.1, images=64, batch_size=32, max_epochs=40)
+    80
+    """
+    longest = math.ceil(max_epochs * images / batch_size)
+    return max(1, min(int(seconds / max(seconds_per_step, 1e-6)), longest))
+
+
+def schedule_settings(steps: int) -> dict[str, object]:
+    """Return the settings of a run of this many steps: a tenth of warm-up, and three evaluations."""
+    return {"steps": steps, "schedule.warmup_steps": steps // 10, "evaluation.every": max(1, math.ceil(steps / 3))}
+
+
+def choose_batch_size(images: int, *, largest: int) -> int:
+    """Return a batch size that gives several steps per pass over few images.
+
+    >>> choose_batch_size(1000, largest=32), choose_batch_size(30, largest=32)
+    (32, 8)
+    """
+    return min(largest, max(8, images // 8))
+
+
+def best_record(records: Sequence[TrialRecord], *, images: int) -> TrialRecord:
+    """Return the record with the lowest loss among those within a standard error of the highest accuracy.
+
+    On few photos accuracies differ by chance; the loss tells more.
+    """
+    top = max(record.top1 for record in records)
+    error = math.sqrt(max(top * (1 - top), 1 / (images + 2)) / max(images, 1))
+    return min((record for record in records if record.top1 >= top - error), key=lambda record: record.loss)
+
+
+def advise(selection: Selection, *, counts: Mapping[str, int], recalls: Mapping[str, float], top1: float) -> list[str]:
+    """Return what would help most: photos of the weakest class, other weights, or more minutes."""
+    advice = []
+    weakest = min(recalls, key=lambda name: recalls[name], default=None)
+    if weakest is not None and recalls[weakest] < 0.95:
+        number = format_plural(counts.get(weakest, 0), "photo")
+        advice.append(f"more photos of {weakest}: {recalls[weakest]:.0%} of them are recognized, from {number}")
+    if selection.advice and top1 < 0.99:
+        advice.append(selection.advice)
+    if top1 < 0.99 and top1 > selection.best.top1:
+        advice.append(f"more minutes: the final run improved on the trials (--minutes {3 * selection.minutes:g})")
+    return advice

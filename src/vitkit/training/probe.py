@@ -1,0 +1,110 @@
+"""Closed-form probe: a ridge classifier on the features of pretrained weights, ready within seconds."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch.nn import functional
+
+from vitkit.core.shapes import Float, Tensor
+from vitkit.data.dataset import ImageSource, subsample
+from vitkit.data.loader import make_evaluation_loader
+from vitkit.evaluation.features import LabeledFeatures, compute_features
+from vitkit.evaluation.fewshot import L2_GRID, replace_head, solve_ridge, temperature_scaled
+from vitkit.training.data import RunData
+from vitkit.weights.adapt_bundle import AdaptRequest, adapt_bundle
+from vitkit.weights.bundle import ModelBundle
+
+MAX_MIRRORED = 300
+"""Photos that tell whether left and right matter."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Probe:
+    """A model with a ridge classifier, and its scores: on held-out photos, and leave-one-out on the others."""
+
+    bundle: ModelBundle
+    top1: float
+    loss: float
+    loo_top1: float
+    loo_error: float
+    """Standard error of the leave-one-out accuracy."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prober:
+    """Fits probes to the photos of a run, on some of the training photos."""
+
+    data: RunData
+    workers: int
+    device: torch.device
+    progress: Callable[[int], None] = lambda images: None
+
+    def features(self, bundle: ModelBundle, source: ImageSource) -> LabeledFeatures:
+        """Return the features of all images of a source."""
+        features = compute_features(bundle, source, workers=self.workers, device=self.device, progress=self.progress)
+        return LabeledFeatures.from_arrays(features, source.labels)
+
+    def held_out(self) -> ImageSource:
+        """Return the photos to judge by."""
+        assert self.data.val is not None
+        return self.data.val
+
+    def fit(self, bundle: ModelBundle, *, images: int) -> Probe:
+        """Fit a probe to at most this many training photos."""
+        source = self.data.train
+        if images < len(source):
+            source = subsample(source, fraction=images / len(source), salt="probe ")
+        train, held_out = self.features(bundle, source), self.features(bundle, self.held_out())
+        num_classes = len(self.data.classes)
+        solution = solve_ridge(train.features, train.targets, num_classes=num_classes)
+        choices = [solution.leave_one_out_logits(train.features, train.targets, l2=l2) for l2 in L2_GRID]
+        scores = [accuracy(logits, train.targets) for logits in choices]
+        error = float(np.sqrt(max(scores) * (1 - max(scores)) / len(source)))
+        # The strongest penalty that is as good: small weights, which training does not destroy in its first steps.
+        chosen = max(index for index, score in enumerate(scores) if score >= max(scores) - 0.5 * error)
+        head = temperature_scaled(solution.head(L2_GRID[chosen]), choices[chosen], train.targets)
+        logits = head(held_out.features)
+        return Probe(
+            bundle=replace_head(bundle, head, labels=self.data.classes, preprocessing=bundle.preprocessing),
+            top1=accuracy(logits, held_out.targets),
+            loss=float(functional.cross_entropy(logits, held_out.targets)),
+            loo_top1=scores[chosen],
+            loo_error=error,
+        )
+
+    @torch.no_grad()
+    def sees_mirror_images_alike(self, probe: Probe) -> bool:
+        """Return whether mirrored photos are recognized as well, so that training may flip them."""
+        source = self.held_out()
+        if len(source) > MAX_MIRRORED:
+            source = subsample(source, fraction=MAX_MIRRORED / len(source), salt="mirror ")
+        model, preprocessing = probe.bundle.build_model().to(self.device), probe.bundle.preprocessing
+        batches = make_evaluation_loader(
+            source, preprocessing=preprocessing, batch_size=64, workers=self.workers, device=self.device
+        )
+        correct = np.zeros(2)
+        targets, done = torch.tensor(np.asarray(source.labels)), 0
+        with batches:
+            for batch in batches:
+                pixels = preprocessing.normalize(batch.pixels.to(self.device))
+                expected = targets[done : done + len(pixels)]
+                done += len(pixels)
+                for index, images in enumerate((pixels, pixels.flip(-1))):
+                    correct[index] += float((model(images).argmax(dim=1).cpu() == expected).sum())
+        upright, mirrored = correct / max(done, 1)
+        return bool(mirrored >= upright - max(0.05, 2 * np.sqrt(0.25 / max(done, 1)) * 0.7))
+
+
+def accuracy(logits: Float[Tensor, "N Y"], targets: Tensor) -> float:
+    """Return the fraction of correct predictions."""
+    return float((logits.argmax(dim=1) == targets).double().mean())
+
+
+def resize_bundle(bundle: ModelBundle, size: int) -> ModelBundle:
+    """Return the weights for another image size."""
+    if bundle.config.image_size == size:
+        return bundle
+    resized = adapt_bundle(bundle, AdaptRequest(image_size=size))[0]
+    return replace(resized, preprocessing=replace(bundle.preprocessing, image_size=size))

@@ -1,0 +1,183 @@
+"""Runs within a time budget, with a clock that advances at each reading."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import vitkit
+from vitkit.core.errors import ConfigError, DataError
+from vitkit.core.signals import StopFlag
+from vitkit.data.layouts.registry import open_dataset
+from vitkit.training.auto import AutoRequest, read_state, run_within_budget
+from vitkit.training.callbacks import Callback
+from vitkit.training.config import RunConfig
+from vitkit.training.run import RunResult, run_training
+from vitkit.training.run_dir import RunDir
+
+SHAPE = {"width": 16, "depth": 1, "heads": 2, "mlp_dim": 16}
+SCRATCH = {
+    "model.name": "Ti/16",
+    "model.image_size": 16,
+    "model.patch_size": 8,
+    "model.settings": [f"{key}={value}" for key, value in SHAPE.items()],
+    "data.workers": 0,
+    "data.path": "pairs",
+}
+
+
+class Ticker:
+    """Clock that advances by a fixed time at each reading."""
+
+    def __init__(self, tick: float = 0.2) -> None:
+        self.tick, self.now = tick, 0.0
+
+    def __call__(self) -> float:
+        self.now += self.tick
+        return self.now
+
+
+class Messages(Callback):
+    """Callback that collects messages, and may stop the run at one that contains a text or at a step."""
+
+    def __init__(self, stop: StopFlag | None = None, at: str = "", step: int = 0) -> None:
+        self.lines, self.stop, self.at, self.step, self.is_final = list[str](), stop, at, step, False
+
+    def on_message(self, text: str) -> None:
+        self.lines.append(text)
+        self.is_final |= text.startswith("final run")
+        if self.stop and self.at and self.at in text:
+            self.stop.signal = "test"
+
+    def on_step(self, metrics) -> None:
+        if self.stop and self.step and self.is_final and metrics.step == self.step:
+            self.stop.signal = "test"
+
+
+def make_pairs(each: int = 12, classes: tuple[str, ...] = ("ants", "bees"), seed: int = 0):
+    rng = np.random.default_rng(seed)
+    pairs = []
+    for number, label in enumerate(classes):
+        for _ in range(each):
+            pixels = rng.integers(0, 150, (16, 16, 3), dtype=np.uint8)
+            pixels[..., number % 3] += 60
+            pairs.append((pixels, label))
+    return pairs
+
+
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory) -> str:
+    path = tmp_path_factory.mktemp("weights") / "tiny"
+    generator = torch.Generator().manual_seed(0)
+    model = vitkit.create("Ti/16", image_size=16, patch_size=8, num_classes=3, settings=SHAPE, generator=generator)
+    vitkit.save(model, path)
+    return str(path)
+
+
+def start(weights: str, out: Path, data=None, *, minutes: float = 0.5, clock=None, **options) -> RunResult:
+    settings = options.pop("settings", {})
+    dataset = open_dataset(make_pairs() if data is None else data)
+    scratch = RunConfig().override({**SCRATCH, "data.path": dataset.path, **settings})
+    tuned = RunConfig().override({"data.workers": 0, "data.path": dataset.path, "model.new_head": True, **settings})
+    request = AutoRequest(
+        minutes=minutes, scratch=scratch, tuned=tuned, sources=(weights,), fixed=tuple({"image_size": 1, **settings})
+    )
+    return run_within_budget(request, out, clock=clock or Ticker(), dataset=dataset, **options)
+
+
+def weights_of(path: Path) -> bytes:
+    return (path / "model.safetensors").read_bytes()
+
+
+def test_run_probes_tries_and_trains_within_the_time(weights, tmp_path):
+    clock, messages = Ticker(), Messages()
+    result = start(weights, tmp_path / "run", clock=clock, callback=messages)
+    assert clock.now <= 30.0
+    selection = result.summary["selection"]
+    names = [each["name"] for each in selection["tried"]]
+    assert names[:2] == ["probe-tiny-8", "probe-tiny-16"]
+    assert names[2].startswith("all-lr")
+    run = vitkit.Run(tmp_path / "run")
+    assert run.status == "finished"
+    assert run.config.schedule.steps
+    assert run.config.data.val_fraction == 0.3
+    assert any(line.startswith("final run: ") for line in messages.lines)
+    assert "Trials" in run.report_path.read_text()
+    assert start(weights, tmp_path / "run").already_finished
+    assert vitkit.load(tmp_path / "run" / "probe").labels == ("ants", "bees")
+
+
+def test_other_request_in_the_same_directory_is_refused(weights, tmp_path):
+    start(weights, tmp_path / "run", minutes=0.3)
+    with pytest.raises(ConfigError, match=r"holds a run with minutes=0\.3, not 0\.5"):
+        start(weights, tmp_path / "run")
+
+
+def test_interrupted_trials_keep_the_best_model_and_are_not_repeated(weights, tmp_path):
+    stop = StopFlag()
+    options = {"minutes": 3.0, "clock": Ticker(2.0)}
+    first = Messages(stop, at="trying scratch")
+    assert start(weights, tmp_path / "run", callback=first, stop=stop, **options).summary is None
+    assert vitkit.load(tmp_path / "run").labels == ("ants", "bees")
+    finished = {record.name for record in read_state(RunDir(tmp_path / "run")).records}
+    second = Messages()
+    assert start(weights, tmp_path / "run", callback=second, **options).summary is not None
+    names = {line.removeprefix("trying ") for line in second.lines if line.startswith("trying ")}
+    assert "scratch" in names
+    assert not names & finished
+    assert not any(line.startswith("probe-") for line in second.lines)
+
+
+def test_resumed_final_run_is_exact(weights, tmp_path):
+    stop = StopFlag()
+    callback = Messages(stop, step=3)
+    path = tmp_path / "run"
+    assert start(weights, path, callback=callback, stop=stop, settings={"schedule.lr": 0.01}).summary is None
+    config = RunDir(path).read_config()
+    assert start(weights, path, settings={"schedule.lr": 0.01}).summary["selection"]["kept"]
+    straight = run_training(config, tmp_path / "straight", dataset=open_dataset(make_pairs()))
+    logs = [(each / "metrics.jsonl").read_text() for each in (path, straight.run_dir.path)]
+    assert logs[0] == logs[1]
+
+
+def test_worse_final_run_is_not_kept(weights, tmp_path):
+    settings = {"schedule.lr": 50.0, "optimizer.trainable": "all", "optimizer.clip": None}
+    result = start(weights, tmp_path / "run", make_pairs(each=20), settings=settings)
+    assert result.summary["selection"]["kept"] != "final run"
+    scores = {each["name"]: each["top1"] for each in result.summary["selection"]["tried"]}
+    assert result.summary["result"]["top1"] >= min(scores["probe-tiny-8"], scores["probe-tiny-16"])
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (make_pairs(each=1), "no class has two images"),
+        ([(np.zeros((16, 16, 3), np.uint8), label) for label in ("a", "b") for _ in range(5)], "are identical"),
+        ({"train": make_pairs(classes=("ants",)), "val": make_pairs()}, "has classes that train lacks: bees"),
+        (make_pairs(classes=("ants",)), "has only one class: ants"),
+    ],
+)
+def test_images_from_which_nothing_can_be_learned(weights, tmp_path, data, message):
+    with pytest.raises(DataError, match=message):
+        start(weights, tmp_path / "new" / "run", data)
+    assert not list(tmp_path.iterdir())
+
+
+def test_class_with_one_image_is_a_warning(weights, tmp_path):
+    warnings: list[str] = []
+
+    class Warnings(Callback):
+        def on_warning(self, text: str) -> None:
+            warnings.append(text)
+
+    data = [*make_pairs(), (np.zeros((16, 16, 3), np.uint8), "wasp")]
+    assert start(weights, tmp_path / "run", data, minutes=0.3, callback=Warnings()).summary
+    assert "wasp: too few images to hold any out" in warnings[0]
+
+
+def test_budget_too_small_for_one_step(weights, tmp_path):
+    with pytest.raises(ConfigError, match=r"0\.01 minutes is too short") as error:
+        start(weights, tmp_path / "run", minutes=0.01)
+    assert "--minutes" in error.value.hint
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,112 @@
+"""Choice of initial weights: the hub if it answers in time with the right files, else the embedded weights."""
+
+import threading
+from pathlib import Path
+
+import pytest
+from hub_cache import TIMM_TINY, fill, publish, random_bundle, read_all
+
+from vitkit.core.errors import MissingDependencyError, WeightsError
+from vitkit.weights import hub, initial
+from vitkit.weights.initial import EMBEDDED_TERMS, choose_initial_weights
+from vitkit.weights.load import EMBEDDED, load, resolve_source
+
+pytest.importorskip("huggingface_hub", reason="huggingface_hub is not installed")
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty cache of the hub, and no HF_HUB_OFFLINE."""
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr(initial, "is_offline", lambda: False)
+    return tmp_path / "hub"
+
+
+def published(directory: Path) -> Path:
+    """Return a repository with one layer of the default model."""
+    if not (directory / TIMM_TINY).exists():
+        publish(directory / "other", TIMM_TINY, random_bundle("Ti/16", {"depth": 1}), to="timm", directory=directory)
+    return directory / TIMM_TINY
+
+
+def test_embedded_is_a_model_source():
+    model = load(EMBEDDED)
+    assert str(model.dtype) == "torch.float32"
+    assert model.num_classes == 180
+    assert resolve_source(EMBEDDED).name == EMBEDDED
+
+
+def test_file_named_embedded_comes_first(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path(EMBEDDED).mkdir()
+    assert resolve_source(EMBEDDED) == Path(EMBEDDED)
+
+
+def test_cached_weights_are_used_without_a_network(cache, tmp_path):
+    fill(cache, TIMM_TINY, read_all(published(tmp_path)))
+    chosen = choose_initial_weights(device="cpu", fetch=lambda _: pytest.fail("downloaded"))
+    assert chosen.messages() == (f"initial weights: hub:{TIMM_TINY} (in the hub cache)",)
+
+
+def test_weights_are_downloaded(cache, tmp_path):
+    names: list[str] = []
+
+    def fetch(name: str) -> Path:
+        names.append(name)
+        return published(tmp_path)
+
+    assert choose_initial_weights(device="cpu", fetch=fetch).reason == "downloaded"
+    assert names == [f"hub:{TIMM_TINY}"]
+    assert choose_initial_weights(device="gpu", fetch=fetch).source == f"hub:{TIMM_TINY.replace('tiny', 'small')}"
+
+
+def test_slow_download_falls_back_to_embedded_weights(cache):
+    blocked = threading.Event()
+    chosen = choose_initial_weights(device="cpu", seconds=0.0, fetch=lambda _: Path(str(blocked.wait())))
+    blocked.set()
+    assert chosen.source == EMBEDDED
+    assert "the download took longer than 0 s" in chosen.reason
+    assert EMBEDDED_TERMS in chosen.messages()
+
+
+@pytest.mark.parametrize("damage", ["cut", "other"])
+def test_wrong_file_falls_back_to_embedded_weights(cache, tmp_path, damage):
+    path = published(tmp_path)
+    weights = path / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-10] if damage == "cut" else b"<html>not found</html>")
+    assert choose_initial_weights(device="cpu", fetch=lambda _: path).source == EMBEDDED
+
+
+def test_failed_download_falls_back_with_its_reason(cache):
+    def fail(name: str) -> Path:
+        raise WeightsError(f"{name}: download failed: connection reset")
+
+    chosen = choose_initial_weights(device="cpu", fetch=fail)
+    assert chosen.source == EMBEDDED
+    assert chosen.describe().endswith("download failed: connection reset)")
+
+
+def test_offline_does_not_download(cache, monkeypatch):
+    monkeypatch.setattr(initial, "is_offline", lambda: True)
+    chosen = choose_initial_weights(device="cpu", fetch=lambda _: pytest.fail("downloaded"))
+    assert (chosen.source, chosen.reason.rpartition(", ")[2]) == (EMBEDDED, "and HF_HUB_OFFLINE is set")
+
+
+def test_missing_extra_says_how_to_get_better_weights(cache, monkeypatch):
+    def fail(module: str) -> None:
+        raise MissingDependencyError("hub: names need huggingface_hub", hint="pip install 'vitkit[hub]'")
+
+    monkeypatch.setattr(hub, "import_hub_library", fail)
+    chosen = choose_initial_weights(device="cpu")
+    assert chosen.messages()[1:] == (
+        EMBEDDED_TERMS,
+        "downloaded weights would likely do better: pip install 'vitkit[hub]'",
+    )
+
+
+def test_model_name_narrows_the_choice(cache):
+    def fail(name: str) -> Path:
+        raise WeightsError("unreachable")
+
+    assert choose_initial_weights(device="cpu", model="B/16", fetch=fail).source is None
+    assert choose_initial_weights(device="cpu", model="Ti/4").reason == "no weights of Ti/4 are published"

@@ -1,5 +1,7 @@
 """Subsets of the training images by fraction and seed."""
 
+import itertools
+
 from vitkit.data.dataset import ImageSource
 from vitkit.data.layouts.arrays import open_digits
 from vitkit.training.config import DataConfig
@@ -14,7 +16,7 @@ def names(source: ImageSource | None) -> set[str]:
 def test_fractions_of_one_seed_are_nested_and_stratified() -> None:
     data = split_dataset(DataConfig(path="digits"), open_digits(), [])
     parts = [use_fraction(data, fraction=fraction, seed=1, with_val=True) for fraction in (0.1, 0.3, 1.0)]
-    for smaller, larger in zip(parts, parts[1:], strict=False):
+    for smaller, larger in itertools.pairwise(parts):
         assert names(smaller.train) < names(larger.train)
         assert names(smaller.val) < names(larger.val)
     assert set(parts[0].train.labels) == set(range(10))

@@ -31,8 +31,11 @@ class ClaimResult:
 
     def to_dict(self) -> dict[str, object]:
         """Return plain data."""
-        values = self.estimate.to_dict() if self.estimate else {"mean": None, "interval": None, "seeds": 0}
-        return {"text": self.text, "verdict": self.verdict, "expected": self.expected, "detail": self.detail} | values
+        values: dict[str, object] = (
+            self.estimate.to_dict() if self.estimate else {"mean": None, "interval": None, "seeds": 0}
+        )
+        plain: dict[str, object] = {"text": self.text, "verdict": self.verdict, "expected": self.expected}
+        return plain | {"detail": self.detail} | values
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,7 +103,9 @@ def means_by_seed(claim: Claim, rows: Sequence[Row]) -> dict[str, dict[int, floa
     result: dict[str, dict[int, float]] = defaultdict(dict)
     for (label, seed), members in groups.items():
         if claim.best_of is not None:
-            members = [max(members, key=lambda row: _number(row.get("val_top1")))]
+            best = max(members, key=lambda row: _number(row.get("val_top1")))
+            result[label][seed] = _number(best[claim.column])
+            continue
         values = [_number(row[claim.column]) for row in members]
         result[label][seed] = sum(values) / len(values)
     return result

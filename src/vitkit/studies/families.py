@@ -1,7 +1,7 @@
 """Models and settings that several studies share: families of about equal FLOPs, by the project's own counter.
 
-At 32 pixels ResNets have a small root (3×3, stride 1) and narrow stages: with the standard root the last stage would end
-at 1×1, a weakened baseline.
+At 32 pixels ResNets have a small root (3×3, stride 1) and narrow stages: with the standard root the last stage would
+end at 1×1, a weakened baseline.
 """
 
 from vitkit.studies.study import Settings

@@ -49,5 +49,5 @@ STUDY = Study(
     quick={"budget": ("3e13", "1e14", "3e14")},
     paper_numbers={"ViT": "wins for the same compute", "hybrid": "leads at small budgets"},
     hours="5 to 12",
-    notes="A budget of 1e15 FLOPs is one more label of the axis in a TOML file. The fitted curve is err = a · C^−b + c.",
+    notes="A budget of 1e15 FLOPs is one more label in a TOML file. The fitted curve is err = a · C^−b + c.",
 )

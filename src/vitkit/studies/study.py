@@ -1,13 +1,13 @@
-"""Studies as data: axes of settings, seeds, measures and claims, and the runs that follow from them. Imports no torch."""
+"""Studies as data: axes of settings, seeds, measures and claims, and the runs that follow. Imports no torch."""
 
 import itertools
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
-from vitkit.core.config import from_mapping, parse_assignments, read_toml
+from vitkit.core.config import flatten_settings, from_mapping, parse_assignments, read_toml
 from vitkit.core.errors import ConfigError, did_you_mean
 from vitkit.training.config import RunConfig, expand_settings
 from vitkit.zoo.cost import TRAINING_FACTOR
@@ -48,7 +48,8 @@ class Claim:
     Args:
         kind: "greater": left − right > margin. "equal": all labels within ±margin of the first. "order": each label
             above the next. "steeper": the slope of left over log10 of `x` is above that of right. "shrinks": left −
-            right falls with log10 of `x`. "rises": the column rises with log10 of `x`. "best_differs": the labels have different best values of `x`.
+            right falls with log10 of `x`. "rises": the column rises with log10 of `x`. "best_differs": the
+            labels have different best values of `x`.
         column: Measured column, a fraction; margins are fractions too.
         axis: Axis of the labels.
         where: Labels of other axes; rows with other labels are left out.
@@ -232,10 +233,9 @@ def count_flops(config: RunConfig) -> int:
     choice = config.model
     if choice.name is None:
         return 0
-    settings = parse_assignments(choice.settings) | (
-        {} if choice.patch_size is None else {"patch_size": choice.patch_size}
-    )
-    model = configure(choice.name, image_size=choice.image_size, num_classes=10, settings=settings)
+    sizes = {"image_size": choice.image_size, "patch_size": choice.patch_size}
+    settings = parse_assignments(choice.settings) | {key: size for key, size in sizes.items() if size is not None}
+    model = configure(choice.name, num_classes=10, settings=settings)
     return sum(count_forward_flops(model).values())
 
 
@@ -403,8 +403,8 @@ class StudyHeader:
 
 def load_study(path: Path) -> Study:
     """Read a study from a TOML file: [settings], [axes.NAME.LABEL], [[measures]], [[claims]], [figure], [quick]."""
-    content = read_toml(path)
-    tables = {
+    content: dict[str, Any] = read_toml(path)
+    tables: dict[str, Any] = {
         name: content.pop(name, default)
         for name, default in (
             ("settings", {}),
@@ -435,7 +435,7 @@ def load_study(path: Path) -> Study:
         figure=from_mapping(
             Figure, {"column": "top1", "lines": first} | dict(_mapping(tables["figure"])), where=f"{path}: figure."
         ),
-        quick=_mapping(tables["quick"]),
+        quick={axis: tuple(map(str, labels)) for axis, labels in tables["quick"].items()},
         seeds=header.seeds,
         rates=header.rates,
         tune_by=header.tune_by,
@@ -455,6 +455,4 @@ def _mapping(value: object) -> dict[str, object]:
 
 
 def _flat(value: object) -> dict[str, object]:
-    from vitkit.core.config import flatten_settings
-
     return flatten_settings(_mapping(value))

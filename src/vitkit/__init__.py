@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     )
     from vitkit.api.prediction import predict
     from vitkit.api.run import Run
+    from vitkit.api.studies import list_studies, study
     from vitkit.api.system import cache_info, clear_cache, doctor
     from vitkit.api.training import demo, finetune, recipe, suite, train
     from vitkit.core.errors import VitkitError, VitkitWarning
@@ -81,11 +82,13 @@ __all__ = [
     "inspect",
     "list_models",
     "list_recipes",
+    "list_studies",
     "load",
     "predict",
     "recipe",
     "save",
     "serve",
+    "study",
     "suite",
     "table6",
     "train",
@@ -129,11 +132,13 @@ _HOMES = {
     "inspect": "vitkit.api.inspection",
     "list_models": "vitkit.api.listing",
     "list_recipes": "vitkit.api.listing",
+    "list_studies": "vitkit.api.studies",
     "load": "vitkit.api.models",
     "predict": "vitkit.api.prediction",
     "recipe": "vitkit.api.training",
     "save": "vitkit.api.models",
     "serve": "vitkit.api.deployment",
+    "study": "vitkit.api.studies",
     "suite": "vitkit.api.training",
     "table6": "vitkit.api.models",
     "train": "vitkit.api.training",

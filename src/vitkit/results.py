@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from vitkit.inference.predictions import ImagePrediction, Prediction, Predictions
     from vitkit.report.inspection import InspectionResult
     from vitkit.server.background import Server
+    from vitkit.studies.runner import StudyResult
     from vitkit.weights.adapt import AdaptResult
     from vitkit.weights.convert import ConversionResult
     from vitkit.weights.describe import TensorDifference, WeightsDiff, WeightsInfo
@@ -65,6 +66,7 @@ __all__ = [
     "Run",
     "Server",
     "ShotScore",
+    "StudyResult",
     "Table6",
     "Table6Row",
     "TensorDifference",
@@ -108,6 +110,7 @@ _HOMES = {
     "Run": "vitkit.api.run",
     "Server": "vitkit.server.background",
     "ShotScore": "vitkit.evaluation.fewshot",
+    "StudyResult": "vitkit.studies.runner",
     "Table6": "vitkit.zoo.cost",
     "Table6Row": "vitkit.zoo.cost",
     "TensorDifference": "vitkit.weights.describe",

@@ -399,3 +399,33 @@ def test_image_that_becomes_unreadable_fails_the_run(tmp_path, monkeypatch) -> N
     monkeypatch.setattr(ArraySource, "read", read)
     with pytest.raises(DataError, match=r"digits/\d+ cannot be read"):
         run_training(CONFIG, tmp_path / "run")
+
+
+def test_early_stopping_uses_the_best_weights(tmp_path) -> None:
+    # A rate this high forgets what the first steps have learned, so the first evaluations are the best.
+    schedule = replace(CONFIG.schedule, steps=200, lr=3.0, warmup_steps=0, decay="constant")
+    config = replace(
+        CONFIG,
+        optimizer=replace(CONFIG.optimizer, ema_decay=None, max_skipped=1000),
+        schedule=schedule,
+        evaluation=EvaluationConfig(every=1, patience=3),
+    )
+    recorder = Recorder()
+    summary = run_training(config, tmp_path, callback=recorder).summary
+    scores = [
+        record["val_top1"] for record in metrics_log.read_metrics(tmp_path / "metrics.jsonl") if "val_loss" in record
+    ]
+    assert len(scores) < 200
+    assert max(scores[-3:]) <= max(scores)
+    best = metrics_log.find_best(tmp_path / "metrics.jsonl")
+    assert best is not None
+    assert any(f"since step {best[1]}" in message for message in recorder.messages)
+    assert summary is not None
+    stored = read_tensors(tmp_path / "checkpoints" / f"step-{best[1]:08d}" / "state.safetensors")
+    artifact = read_tensors(tmp_path / "model.safetensors")
+    assert all(torch.equal(stored[f"model.{name}"], tensor) for name, tensor in artifact.items())
+
+
+def test_early_stopping_needs_the_best_checkpoint() -> None:
+    with pytest.raises(ConfigError, match=r"checkpoint.best=true"):
+        replace(CONFIG, evaluation=EvaluationConfig(patience=1), checkpoint=CheckpointConfig(best=False))

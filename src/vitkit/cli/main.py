@@ -37,6 +37,7 @@ SECTIONS = {
         "train": "Train on a folder of images, or run a recipe.",
         "finetune": "Fine-tune a model on other images.",
         "suite": "Fine-tune and evaluate models on several datasets.",
+        "study": "Reproduce an experiment of the paper.",
         "recipes": "List the recipes, or print one as TOML.",
         "data": "Check a dataset and the quality of its labels.",
     },

@@ -22,8 +22,8 @@ RootKind = Literal["standard", "small", "stack"]
 
 EXPANSION = 4
 """Output width of a bottleneck unit, as a multiple of its inner width."""
-GROUPS = 32
-"""Groups of GroupNorm in every ResNet of the paper."""
+GROUPS, NARROW_GROUP = 32, 8
+"""Groups of GroupNorm in every ResNet of the paper, and channels per group where 32 groups do not divide the width."""
 ROOT_STRIDES: dict[RootKind, int] = {"standard": 4, "small": 1, "stack": 4}
 """Image pixels per cell of the feature map after the root, along each axis."""
 STACK_GROUP = 16
@@ -250,10 +250,13 @@ class BackboneConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class BiTConfig:
-    """Big Transfer ResNet v2. `width_factor` multiplies ResNet's widths; `root`, `root_units`, `origin` as above."""
+    """Big Transfer ResNet v2; `root`, `root_units` and `origin` as above.
+
+    `width_factor` multiplies ResNet's widths; a fraction gives the narrow networks of small budgets.
+    """
 
     units: tuple[int, ...] = (3, 4, 6, 3)
-    width_factor: int = 1
+    width_factor: int | float = 1
     channels: int = 3
     image_size: Size = 224
     num_classes: int = 1000
@@ -272,7 +275,7 @@ class BiTConfig:
     @property
     def root_width(self) -> int:
         """Channels after the root."""
-        return 64 * self.width_factor
+        return round(64 * self.width_factor)
 
     @property
     def width(self) -> int:
@@ -285,10 +288,19 @@ class BiTConfig:
         return self.width
 
 
+def norm_groups(width: int) -> int:
+    """Return the groups of GroupNorm for a number of channels: the paper's 32, or groups of 8 in narrow ResNets.
+
+    >>> norm_groups(64), norm_groups(48)
+    (32, 6)
+    """
+    return GROUPS if width % GROUPS == 0 else width // NARROW_GROUP
+
+
 def _check_resnet(config: BackboneConfig | BiTConfig) -> None:
     if any(count < 1 for count in config.units):
         raise ConfigError("every ResNet stage needs a unit", expected="units ≥ 1", got=config.units)
-    multiple = 4 * STACK_GROUP if config.root == "stack" else GROUPS
+    multiple = 4 * STACK_GROUP if config.root == "stack" else NARROW_GROUP
     if config.root_width < 1 or config.root_width % multiple:
         message = "the ResNet's root width is not divisible by the groups of its norm"
         raise ConfigError(message, expected=f"a multiple of {multiple}", got=config.root_width)

@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 from vitkit.core.shapes import Float, Tensor
 from vitkit.core.sizes import Size
 from vitkit.model.base import ImageModel
-from vitkit.model.config import EXPANSION, GROUPS, STACK_GROUP, BackboneConfig, BiTConfig, ResNetOrigin, RootKind
+from vitkit.model.config import EXPANSION, STACK_GROUP, BackboneConfig, BiTConfig, ResNetOrigin, RootKind, norm_groups
 from vitkit.model.init import initialization_rules, initialize
 from vitkit.model.patches import check_images
 
@@ -87,6 +87,10 @@ class StandardizedConv(nn.Conv2d):
         return functional.conv2d(input, self.standardized_weight(), stride=stride, padding=kernel // 2)
 
 
+def _group_norm(width: int, *, conventions: NumericConventions) -> nn.GroupNorm:
+    return nn.GroupNorm(norm_groups(width), width, eps=conventions.norm_eps)
+
+
 class PostActivationUnit(nn.Module):
     """Bottleneck with the norm after each convolution, the unit of the hybrid's backbone."""
 
@@ -94,7 +98,7 @@ class PostActivationUnit(nn.Module):
         super().__init__()
         outputs = inner * EXPANSION
         conv = partial(StandardizedConv, conventions=conventions)
-        norm = partial(nn.GroupNorm, GROUPS, eps=conventions.norm_eps)
+        norm = partial(_group_norm, conventions=conventions)
         self.conv1, self.norm1 = conv(inputs, inner, kernel=1, stride=1), norm(inner)
         self.conv2, self.norm2 = conv(inner, inner, kernel=3, stride=stride), norm(inner)
         self.conv3, self.norm3 = conv(inner, outputs, kernel=1, stride=1), norm(outputs)
@@ -117,7 +121,7 @@ class PreActivationUnit(nn.Module):
         super().__init__()
         outputs = inner * EXPANSION
         conv = partial(StandardizedConv, conventions=conventions)
-        norm = partial(nn.GroupNorm, GROUPS, eps=conventions.norm_eps)
+        norm = partial(_group_norm, conventions=conventions)
         self.norm1, self.conv1 = norm(inputs), conv(inputs, inner, kernel=1, stride=1)
         self.norm2, self.conv2 = norm(inner), conv(inner, inner, kernel=3, stride=stride)
         self.norm3, self.conv3 = norm(inner), conv(inner, outputs, kernel=1, stride=1)
@@ -212,7 +216,7 @@ class BackboneStem(nn.Module):
         super().__init__()
         self.pools = root == "standard"
         self.conv = _root_conv(channels, width, root=root, conventions=conventions)
-        self.norm = nn.GroupNorm(GROUPS, width, eps=conventions.norm_eps)
+        self.norm = _group_norm(width, conventions=conventions)
 
     def forward(self, images: Float[Tensor, "B C H W"]) -> Float[Tensor, "B C2 H2 W2"]:
         features = functional.relu(self.norm(self.conv(images)))
@@ -286,7 +290,7 @@ class BiT(ImageModel):
         self.stages = create_stages(
             PreActivationUnit, units=config.units, root_width=config.root_width, conventions=conventions
         )
-        self.norm = nn.GroupNorm(GROUPS, config.width, eps=conventions.norm_eps)
+        self.norm = _group_norm(config.width, conventions=conventions)
         self.head = self.create_head()
         self.reset_parameters()
 

@@ -10,7 +10,7 @@ import re
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import safetensors
@@ -156,18 +156,22 @@ class Checkpoints:
         self.path(step).rename(renamed)
         shutil.rmtree(renamed, ignore_errors=True)
 
+    def load(self, step: int) -> LoadedCheckpoint:
+        """Load the checkpoint of a step."""
+        path = self.path(step)
+        check_checksums(path, (TENSORS_FILE, PROGRESS_FILE))
+        counters = read_json(path / PROGRESS_FILE)
+        progress = Progress(**{key: int(str(counters[key])) for key in vars(Progress())})
+        if progress.step != step:
+            raise WeightsError(f"{path}: its state is of step {progress.step}, not {step}")
+        return LoadedCheckpoint(step, read_tensors(path / TENSORS_FILE), progress, ())
+
     def load_newest(self) -> LoadedCheckpoint | None:
         """Load the newest intact checkpoint; None if there are no checkpoints at all."""
         damaged: list[str] = []
         for step in reversed(self.steps()):
-            path = self.path(step)
             try:
-                check_checksums(path, (TENSORS_FILE, PROGRESS_FILE))
-                counters = read_json(path / PROGRESS_FILE)
-                progress = Progress(**{key: int(str(counters[key])) for key in vars(Progress())})
-                if progress.step != step:
-                    raise WeightsError(f"{path}: its state is of step {progress.step}, not {step}")
-                return LoadedCheckpoint(step, read_tensors(path / TENSORS_FILE), progress, tuple(damaged))
+                return replace(self.load(step), damaged=tuple(damaged))
             except (WeightsError, KeyError, ValueError) as error:
                 damaged.append(summarize(error))
         return LoadedCheckpoint(-1, {}, Progress(), tuple(damaged)) if damaged else None

@@ -73,6 +73,8 @@ class DataConfig:
         layout: Name of the dataset's layout; None detects it.
         val_fraction: Fraction of each class to hold out for validation if the dataset has no validation split.
         train_on: "all" trains on the validation images too, as the final run of Table 4's protocol does.
+        fraction: Fraction of each class's images to use for training and, if they are held out of these, for
+            validation. Chosen by the run's seed; a smaller fraction is a subset of a larger one.
         label_fraction: Fraction of each class's training images to use, chosen by the run's seed. Objectives without
             labels use all images.
         preprocessing: Name of an origin; None uses the preprocessing of the initial weights, else squashes the image.
@@ -84,6 +86,7 @@ class DataConfig:
     layout: str | None = None
     val_fraction: float = 0.1
     train_on: Literal["train", "all"] = "train"
+    fraction: float = 1.0
     label_fraction: float = 1.0
     channels: int = 3
     preprocessing: str | None = None
@@ -96,10 +99,10 @@ class DataConfig:
         check_fraction("data.val_fraction", self.val_fraction)
         check_fraction("data.max_bad_fraction", self.max_bad_fraction)
         check_positive("data.channels", self.channels)
-        if not 0.0 < self.label_fraction <= 1.0:
-            raise ConfigError(
-                "data.label_fraction is not a fraction", expected="0 < fraction ≤ 1", got=self.label_fraction
-            )
+        for name in ("fraction", "label_fraction"):
+            if not 0.0 < getattr(self, name) <= 1.0:
+                message = f"data.{name} is not a fraction"
+                raise ConfigError(message, expected="0 < fraction ≤ 1", got=getattr(self, name))
         check_not_negative("data.workers", self.workers or 0)
 
 
@@ -209,13 +212,21 @@ class ParallelConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluationConfig:
-    """Steps between evaluations; None is once an epoch, and at most 20 times a run."""
+    """Evaluation on held-out images during training.
+
+    Args:
+        every: Steps between evaluations; None is once an epoch, and at most 20 times a run.
+        patience: Stop after this many evaluations without a better one, and use the best weights; None trains to
+            the end.
+    """
 
     every: int | None = None
+    patience: int | None = None
 
     def __post_init__(self) -> None:
-        if self.every is not None:
-            check_positive("evaluation.every", self.every)
+        for name in ("every", "patience"):
+            if getattr(self, name) is not None:
+                check_positive(f"evaluation.{name}", getattr(self, name))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -280,6 +291,10 @@ class RunConfig:
                 f"mixup and cutmix mix labels, which objective.name={self.objective.name} does not use",
                 expected="augment.mixup=0 and augment.cutmix=0",
                 got=f"{self.augment.mixup} and {self.augment.cutmix}",
+            )
+        if self.evaluation.patience is not None and not self.checkpoint.best:
+            raise ConfigError(
+                "evaluation.patience uses the best weights, which are not saved", expected="checkpoint.best=true"
             )
         if not self.objective.needs_labels and self.optimizer.trainable != "all":
             raise ConfigError(

@@ -72,6 +72,9 @@ def open_run_data(context: RunContext) -> RunData:
     if data.verify:
         run_on_main(context.ranks, lambda heartbeat: verify_images(dataset, context, heartbeat=heartbeat))
     run_data = split_dataset(data, dataset, read_bad_files(run_dir.bad_files) if data.verify else [])
+    if data.fraction < 1.0:
+        was_held_out = "val" not in dataset.splits
+        run_data = use_fraction(run_data, fraction=data.fraction, seed=config.seed, with_val=was_held_out)
     if needs_labels and data.label_fraction < 1.0:
         train = subsample(run_data.train, fraction=data.label_fraction, salt=f"labels {config.seed} ")
         run_data = replace(run_data, train=train)
@@ -95,6 +98,16 @@ def check_finished_data(run_dir: RunDir, *, ranks: Ranks, dataset: Dataset | Non
     if dataset is not None or Path(config.data.path).exists():
         workers = resolve_workers(config)
         open_run_data(RunContext(config=config, run_dir=run_dir, ranks=ranks, workers=workers, dataset=dataset))
+
+
+def use_fraction(data: RunData, *, fraction: float, seed: int, with_val: bool) -> RunData:
+    """Return the splits with a fraction of each class; subsets of one seed are nested, and so are their held-out parts.
+
+    `with_val` also reduces the validation images, which were held out of the same images.
+    """
+    salt = f"images {seed} "
+    val = subsample(data.val, fraction=fraction, salt=salt) if with_val and data.val is not None else data.val
+    return replace(data, train=subsample(data.train, fraction=fraction, salt=salt), val=val)
 
 
 def verify_images(dataset: Dataset, context: RunContext, *, heartbeat: Callable[[], None]) -> None:

@@ -60,7 +60,7 @@ class TrainingLoop:
         stopwatch, last_save = Stopwatch(self), time.monotonic()
         if (evaluate_first and not self.evaluate()) or self.stop_requested():
             return self.save_and_stop()
-        while progress.step < intervals.total_steps:
+        while progress.step < intervals.total_steps and not self.is_stalled():
             save_is_late = trainer.ranks.is_main and time.monotonic() - last_save > intervals.save_seconds
             output = trainer.step(self.batches, stop=self.stop, save=save_is_late)
             self.log(output, stopwatch)
@@ -129,6 +129,13 @@ class TrainingLoop:
         """Return whether this step's evaluation is the best so far and to be saved; collective over all ranks."""
         is_best = self.trainer.config.checkpoint.best and self.best and self.best[1] == self.trainer.state.progress.step
         return bool(self.trainer.ranks.broadcast_int(int(bool(is_best))))
+
+    def is_stalled(self) -> bool:
+        """Return whether the last `evaluation.patience` evaluations were not better than the best; of the log alone."""
+        patience = self.trainer.config.evaluation.patience
+        if patience is None or self.best is None:
+            return False
+        return (self.trainer.state.progress.step - self.best[1]) // self.intervals.evaluate >= patience
 
     def stop_requested(self) -> bool:
         """Return whether any rank was asked to stop; collective over all ranks."""

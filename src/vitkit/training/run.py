@@ -209,6 +209,16 @@ def run_loop(context: RunContext, trainer: Trainer, data: RunData, intervals: In
         )
         if not loop.run(evaluate_first=bool(ranks.broadcast_int(int(evaluate_first)))):
             raise StopRequested
+        if config.evaluation.patience is not None and loop.best:
+            restore_best(trainer.state, checkpoints, step=loop.best[1], callback=context.callback)
+
+
+def restore_best(state: TrainState, checkpoints: Checkpoints, *, step: int, callback: Callback) -> None:
+    """Load the weights of the best evaluation, which is earlier than the last one if training stopped early."""
+    if step < state.progress.step:
+        callback.on_message(f"no better evaluation since step {step}; using its weights")
+        loaded = checkpoints.load(step)
+        state.restore(loaded.tensors, loaded.progress)
 
 
 def resume(state: TrainState, checkpoints: Checkpoints, context: RunContext) -> None:

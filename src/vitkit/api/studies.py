@@ -1,0 +1,137 @@
+"""Studies: the paper's experiments as grids of runs.
+
+This module imports no torch: signals that arrive while torch is imported must stop a study in order, too.
+"""
+
+import os
+from collections.abc import Mapping
+from dataclasses import fields
+from pathlib import Path as FilePath
+from typing import TYPE_CHECKING
+
+from vitkit.api.public import public
+from vitkit.api.training import interruption, training_session
+from vitkit.core.config import flatten_settings
+from vitkit.core.errors import ConfigError, check_positive
+from vitkit.core.names import NameList
+from vitkit.core.signals import StopRequested
+from vitkit.training.config import DataConfig
+from vitkit.typing import Path, Settings
+
+if TYPE_CHECKING:
+    import torch
+
+    from vitkit.studies.runner import StudyResult
+
+
+@public
+def study(
+    name: str | Path,
+    *,
+    out: Path | None = None,
+    data: Mapping[str, Path] | None = None,
+    quick: bool = False,
+    plan: bool = False,
+    jobs: int = 1,
+    settings: Settings | None = None,
+    device: "str | torch.device" = "auto",
+    workers: int | None = None,
+    progress: bool | None = None,
+) -> "StudyResult":
+    """Run an experiment grid, or only plan it.
+
+    The same call resumes after an interruption or a kill; finished runs are never repeated. A failed run is recorded,
+    and the rest continues.
+
+    Args:
+        name: Name of a study, or a TOML file.
+        out: Output directory; None is runs/NAME.
+        data: Paths of the datasets by the names that the study gives them, such as upstream and downstream.
+        quick: One seed, a tenth of the steps and fewer labels.
+        plan: Return the runs and their cost, and start nothing.
+        jobs: Runs at the same time.
+        settings: Settings of every run; `data.upstream` and such are paths as in `data`.
+        device: Such as "cpu" or "cuda"; "auto" is the best that there is.
+        workers: Processes that read images; None is one for each core, and at most eight.
+        progress: False shows no progress.
+
+    >>> import vitkit
+    >>> planned = vitkit.study("table8", plan=True)
+    >>> len(planned.runs), planned.runs[0].status
+    (40, 'planned')
+    """
+    check_positive("jobs", jobs)
+    from vitkit.studies.registry import find_study
+    from vitkit.studies.runner import plan_study, run_study
+
+    chosen = find_study(os.fspath(name))
+    paths, run_settings = split_data(data or {}, settings or {})
+    extra = {"device": None if str(device) == "auto" else str(device), "workers": workers}
+    run_settings = {key: value for key, value in extra.items() if value is not None} | run_settings
+    directory = FilePath("runs") / chosen.name if out is None else FilePath(out)
+    if plan:
+        return plan_study(chosen, out=directory, data=paths, settings=run_settings, quick=quick)
+    with training_session((), progress=progress) as (_, callback, stop):
+        try:
+            return run_study(
+                chosen,
+                out=directory,
+                data=paths,
+                settings=run_settings,
+                quick=quick,
+                jobs=jobs,
+                callback=callback,
+                stop=stop,
+            )
+        except StopRequested:
+            raise interruption(directory, stop) from None
+
+
+def split_data(data: Mapping[str, Path], settings: Settings) -> tuple[dict[str, str], dict[str, object]]:
+    """Return the paths of datasets by name, and the settings of the runs.
+
+    >>> split_data({}, {"data.upstream": "tiny", "schedule.steps": 20})
+    ({'upstream': 'tiny'}, {'schedule.steps': 20})
+    """
+    known = {field.name for field in fields(DataConfig)} - {"path"}
+    paths, others = {name: os.fspath(path) for name, path in data.items()}, dict[str, object]()
+    for key, value in flatten_settings(settings).items():
+        section, _, name = key.partition(".")
+        if section == "data" and name and name.partition(".")[0] not in known:
+            if name in paths:
+                raise ConfigError(f"data.{name} is assigned twice")
+            paths[name] = str(value)
+        else:
+            others[key] = value
+    return paths, others
+
+
+@public
+def list_studies() -> NameList:
+    """List the studies with their claims, runs, PFLOPs and estimated hours on this machine.
+
+    >>> import vitkit
+    >>> vitkit.list_studies()[:3]
+    ['table8', 'masked', 'fig4']
+    """
+    from vitkit.studies.registry import NAMES, find_study
+    from vitkit.studies.runner import plan_study
+
+    rows, records = [], list[dict[str, object]]()
+    for name in NAMES:
+        planned = plan_study(find_study(name), out=FilePath("runs") / ".planned", data={}, settings={}, quick=False)
+        claim = planned.study.claims[0].text
+        rows.append((name, str(len(planned.runs)), f"{planned.pflops:.1f}", f"{planned.hours:.1f}", claim))
+        records.append(
+            {
+                "name": name,
+                "title": planned.study.title,
+                "paper": planned.study.paper,
+                "claims": [each.text for each in planned.study.claims],
+                "data": list(planned.study.data),
+                "runs": len(planned.runs),
+                "pflops": planned.pflops,
+                "hours": planned.hours,
+            }
+        )
+    return NameList(rows, heads=("study", "runs", "PFLOPs", "hours", "claim"), make_records=lambda: records)

@@ -1,0 +1,66 @@
+"""The command `vitkit study`."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from vitkit.cli.console import print_json, print_sections, print_table, print_warnings, stderr_console
+from vitkit.core.config import parse_assignments
+from vitkit.core.formatting import safe_text
+
+if TYPE_CHECKING:
+    from vitkit.studies.runner import StudyResult
+
+
+@click.command("study")
+@click.argument("name", required=False, metavar="[NAME|FILE.toml]")
+@click.argument("settings", nargs=-1, metavar="[SETTING=VALUE]...")
+@click.option("--out", type=click.Path(path_type=Path), help="Output directory. An interrupted study is resumed.")
+@click.option("--quick", is_flag=True, help="One seed, a tenth of the steps and fewer labels.")
+@click.option("--plan", is_flag=True, help="Print the runs and their cost, and start nothing.")
+@click.option("--jobs", type=click.IntRange(min=1), default=1, show_default=True, help="Runs at the same time.")
+@click.option("--json", "as_json", is_flag=True, help="Print the list, the plan or the result as JSON.")
+def command(
+    name: str | None, settings: tuple[str, ...], out: Path | None, quick: bool, plan: bool, jobs: int, as_json: bool
+) -> None:
+    """Reproduce an experiment of the paper: a grid of runs, claims with verdicts, and a report.
+
+    Without a name, list the studies. A study resumes after an interruption, never repeats a finished run, and continues
+    past a failed one.
+
+    \b
+    vitkit study
+    vitkit study table8 --plan
+    vitkit study table8 --out runs/table8 --quick data.upstream=tiny-imagenet-200 data.downstream=cifar10
+    vitkit study mine.toml --out runs/mine data.upstream=photos
+    """
+    import vitkit
+
+    if name is None:
+        studies = vitkit.list_studies()
+        if as_json:
+            print_json(list(studies.make_records()))
+        else:
+            print_table(studies.heads, studies.rows, left=(0, 4))
+        return
+    if out is None and not plan:
+        raise click.UsageError("give --out DIR, or --plan")
+    result = vitkit.study(name, out=out, quick=quick, plan=plan, jobs=jobs, settings=parse_assignments(settings))
+    if as_json:
+        print_json(result.to_dict())
+    elif plan:
+        rows = [(run.name, run.status, f"{run.pflops:.4f}") for run in result.runs]
+        print_table(("run", "status", "PFLOPs"), rows, left=(0, 1))
+        click.echo(f"{len(rows)} runs, {result.pflops:.2f} PFLOPs, about {result.hours:.1f} hours left on this machine")
+    else:
+        print_study(result)
+
+
+def print_study(result: "StudyResult") -> None:
+    """Print the verdicts and the place of the report."""
+    print_warnings(result.warnings)
+    done = sum(run.status == "finished" for run in result.runs)
+    claims = [(claim.verdict, f"{claim.text} — {claim.detail}") for claim in result.claims]
+    print_sections({f"{result.study.title}: {done} of {len(result.runs)} runs finished": claims})
+    stderr_console().print(safe_text(f"report: {result.report_path}"), soft_wrap=True)

@@ -1,0 +1,1 @@
+"""Studies: the paper's experiments as grids of runs with claims and statistics."""

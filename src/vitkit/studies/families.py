@@ -1,0 +1,67 @@
+"""Models and settings that several studies share: families of about equal FLOPs, by the project's own counter.
+
+At 32 pixels ResNets have a small root (3×3, stride 1) and narrow stages: with the standard root the last stage would
+end at 1×1, a weakened baseline.
+"""
+
+from vitkit.studies.study import Settings
+
+
+def vit(
+    *, width: int = 96, depth: int = 5, mlp_dim: int | None = None, image_size: int = 32, patch_size: int = 4
+) -> Settings:
+    """Return a small ViT with heads of width 32."""
+    shape = [f"width={width}", f"depth={depth}", f"heads={max(1, width // 32)}", f"mlp_dim={mlp_dim or 4 * width}"]
+    return _model(shape, image_size=image_size, patch_size=patch_size)
+
+
+def hybrid(*, depth: int = 4, root_width: int = 16) -> Settings:
+    """Return a hybrid at 32 pixels: one unit, then patches of 4×4 cells."""
+    shape = ["width=96", f"depth={depth}", "heads=3", "mlp_dim=384"]
+    return _model(
+        [*shape, "backbone.units=[1]", f"backbone.root_width={root_width}", "backbone.root=small"],
+        image_size=32,
+        patch_size=4,
+    )
+
+
+def _model(settings: list[str], *, image_size: int, patch_size: int) -> Settings:
+    return {
+        "model.name": "Ti/16",
+        "model.image_size": image_size,
+        "model.patch_size": patch_size,
+        "model.settings": settings,
+    }
+
+
+def bit(*, units: str = "[2,2,2,1]", width_factor: float = 0.25, image_size: int = 32, root: str = "small") -> Settings:
+    """Return a narrow BiT."""
+    settings = [f"units={units}", f"width_factor={width_factor}", f"root={root}"]
+    return {"model.name": "BiT-R50x1", "model.image_size": image_size, "model.settings": settings}
+
+
+TRIO = {"ViT": vit(), "hybrid": hybrid(), "BiT": bit()}
+UPSTREAM_SETTINGS: Settings = {
+    "data.layout": "val-as-test",
+    "data.val_fraction": 0.05,
+    "augment.crop_area": [0.25, 1.0],
+    "optimizer.weight_decay": 0.1,
+    "schedule.batch_size": 128,
+    "schedule.steps": 3900,
+    "schedule.warmup_steps": 400,
+    "schedule.lr": 1e-3,
+    "schedule.decay": "linear",
+    "schedule.end_lr": 1e-5,
+    "logging.log_every": 20,
+}
+"""Half a million images of Tiny-ImageNet, whose validation images are the test."""
+RATES = (3e-4, 1e-3, 3e-3)
+FINETUNE_SETTINGS: Settings = {
+    "optimizer.name": "sgd",
+    "schedule.batch_size": 64,
+    "schedule.steps": 1000,
+    "schedule.warmup_steps": 50,
+    "schedule.lr": 0.01,
+    "augment.crop_area": [0.35, 1.0],
+    "logging.log_every": 20,
+}

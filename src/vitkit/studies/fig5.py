@@ -1,0 +1,53 @@
+"""Figure 5: accuracy over pre-training compute."""
+
+from vitkit.studies.families import TRIO, UPSTREAM_SETTINGS
+from vitkit.studies.study import Claim, FewShot, Figure, Study
+
+BUDGETS = ("3e13", "1e14", "3e14")
+
+STUDY = Study(
+    name="fig5",
+    title="Accuracy over compute",
+    paper="Figure 5",
+    axes={
+        "family": TRIO,
+        "budget": {budget: {"flops": float(budget)} for budget in BUDGETS},
+    },
+    settings=UPSTREAM_SETTINGS,
+    data=("upstream", "downstream"),
+    measures=(FewShot(shots=(5,)),),
+    claims=(
+        Claim(
+            text="the hybrid leads ViT at the smallest budget",
+            kind="greater",
+            column="downstream_5shot",
+            axis="family",
+            labels=("hybrid", "ViT"),
+            where=("budget=3e13",),
+        ),
+        Claim(
+            text="the hybrid's lead over ViT shrinks with compute",
+            kind="shrinks",
+            column="downstream_5shot",
+            axis="family",
+            labels=("hybrid", "ViT"),
+            x="budget",
+        ),
+        Claim(
+            text="ViT needs less compute than BiT: it is ahead at the largest budget",
+            kind="greater",
+            column="downstream_5shot",
+            axis="family",
+            labels=("ViT", "BiT"),
+            where=("budget=3e14",),
+            expected="not expected this small; contested at scale too (arXiv 2310.16764)",
+        ),
+    ),
+    figure=Figure(
+        column="downstream_5shot", lines="family", x="budget", log_x=True, fit=True, x_label="Pre-training FLOPs"
+    ),
+    quick={"budget": ("3e13", "1e14", "3e14")},
+    paper_numbers={"ViT": "wins for the same compute", "hybrid": "leads at small budgets"},
+    hours="5 to 12",
+    notes="A budget of 1e15 FLOPs is one more label in a TOML file. The fitted curve is err = a · C^−b + c.",
+)

@@ -1,0 +1,46 @@
+"""Figure 8: which dimension of the model to scale. 64-pixel ViT."""
+
+from vitkit.studies.families import UPSTREAM_SETTINGS, vit
+from vitkit.studies.study import Claim, FewShot, Figure, Settings, Study
+
+
+def _shape(*, width: int = 96, depth: int = 4, mlp_dim: int = 384, patch_size: int = 16) -> Settings:
+    return vit(width=width, depth=depth, mlp_dim=mlp_dim, image_size=64, patch_size=patch_size)
+
+
+SHAPES = {
+    "depth": {"2": _shape(depth=2), "8": _shape(depth=8), "16": _shape(depth=16)},
+    "width": {
+        "48": _shape(width=48, mlp_dim=192),
+        "192": _shape(width=192, mlp_dim=768),
+        "384": _shape(width=384, mlp_dim=1536),
+    },
+    "MLP": {"768": _shape(mlp_dim=768), "1536": _shape(mlp_dim=1536)},
+    "patch": {"16": _shape(), "8": _shape(patch_size=8), "4": _shape(patch_size=4)},
+    "all": {"large": _shape(width=192, depth=8, mlp_dim=768, patch_size=8)},
+}
+
+STUDY = Study(
+    name="fig8",
+    title="Scaling depth, width, MLP and patches",
+    paper="Figure 8",
+    axes={"shape": {f"{name} {size}": settings for name, sizes in SHAPES.items() for size, settings in sizes.items()}},
+    groups={"scaled": "shape"},
+    settings=UPSTREAM_SETTINGS,
+    data=("upstream", "downstream"),
+    measures=(FewShot(shots=(5,)),),
+    claims=(
+        Claim(
+            text="smaller patches gain more per FLOP than depth, and depth more than width",
+            kind="steeper",
+            column="downstream_5shot",
+            axis="scaled",
+            labels=("patch", "depth", "width"),
+            x="flops",
+        ),
+    ),
+    figure=Figure(column="downstream_5shot", lines="scaled", x="flops", log_x=True, x_label="Training FLOPs"),
+    quick={"shape": ("depth 2", "depth 8", "width 48", "width 192", "patch 16", "patch 8")},
+    paper_numbers={"depth": "the largest gains, visible up to 64 layers", "width": "the smallest changes"},
+    hours="6 to 13",
+)

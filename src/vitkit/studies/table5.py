@@ -1,0 +1,40 @@
+"""Table 5: fine-tuned accuracy on every downstream set, by pre-training data."""
+
+from vitkit.studies.families import UPSTREAM_SETTINGS
+from vitkit.studies.study import Claim, Figure, Study
+from vitkit.studies.transfer import DATASETS, MODELS, TRANSFER, UPSTREAMS
+
+STUDY = Study(
+    name="table5",
+    title="Transfer to every dataset",
+    paper="Table 5",
+    axes={"model": MODELS, "upstream": UPSTREAMS},
+    settings=UPSTREAM_SETTINGS,
+    data=("upstream", *DATASETS),
+    transfer=TRANSFER,
+    claims=(
+        *(
+            Claim(
+                text=f"more pre-training data helps {name}",
+                kind="greater",
+                column="top1",
+                axis="upstream",
+                labels=("1.0", "0.1"),
+                where=(f"model={name}",),
+            )
+            for name in MODELS
+        ),
+        Claim(
+            text="the larger ViT gains more from data than the smaller one",
+            kind="steeper",
+            column="top1",
+            axis="model",
+            labels=("large ViT", "small ViT"),
+            x="upstream",
+        ),
+    ),
+    figure=Figure(column="top1", lines="dataset"),
+    quick={"dataset": ("cifar10",), "model": ("small ViT", "large ViT")},
+    paper_numbers={"BiT": "better with little pre-training data", "large ViT": "passes as data grows"},
+    hours="6.5 to 14",
+)

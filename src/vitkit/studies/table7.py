@@ -1,0 +1,37 @@
+"""Table 7: Adam or SGD to pre-train ResNets."""
+
+from vitkit.studies.families import UPSTREAM_SETTINGS, bit
+from vitkit.studies.study import Claim, FewShot, Figure, Study
+
+RATES = {"adam": (3e-4, 1e-3, 3e-3), "sgd": (0.03, 0.1, 0.3)}
+
+STUDY = Study(
+    name="table7",
+    title="Adam or SGD for ResNets",
+    paper="Table 7",
+    axes={
+        "optimizer": {
+            f"{name} {rate:g}": {"optimizer.name": name, "schedule.lr": rate}
+            for name, rates in RATES.items()
+            for rate in rates
+        }
+    },
+    groups={"method": "optimizer"},
+    settings=dict(UPSTREAM_SETTINGS) | dict(bit()),
+    data=("upstream", "downstream"),
+    measures=(FewShot(shots=(5,)),),
+    claims=(
+        Claim(
+            text="Adam is better than SGD, each at its best rate",
+            kind="greater",
+            column="downstream_5shot",
+            axis="method",
+            labels=("adam", "sgd"),
+            best_of="optimizer",
+            expected="0.5 points are likely too few for three seeds: read the interval",
+        ),
+    ),
+    figure=Figure(column="downstream_5shot", lines="optimizer"),
+    quick={"optimizer": ("adam 0.001", "sgd 0.1")},
+    hours="5 to 11, together with axial",
+)

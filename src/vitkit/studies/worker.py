@@ -1,0 +1,208 @@
+"""One run of a study: train it in its run directory, measure it, and write its result; also as a process of its own.
+
+The process reads the name of a file from its arguments, and ends when its standard input ends, so that no run outlives
+a study that was killed.
+"""
+
+import json
+import os
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from vitkit.core.config import from_mapping, to_mapping
+from vitkit.core.errors import DataError, TrainingError, VitkitError, summarize
+from vitkit.core.files import write_text
+from vitkit.core.signals import EXIT_INTERRUPTED, StopFlag, catch_stop_signals
+from vitkit.data.dataset import ImageSource, subsample
+from vitkit.data.layouts.registry import open_dataset
+from vitkit.data.loader import make_evaluation_loader
+from vitkit.evaluation.features import LabeledFeatures, compute_features
+from vitkit.evaluation.fewshot import fewshot_splits, score_shots
+from vitkit.inspection.attention import attention_distance
+from vitkit.studies.study import FewShot, StudyRun
+from vitkit.training.callbacks import Callback
+from vitkit.training.config import RunConfig
+from vitkit.training.run import run_training
+from vitkit.weights.load import load_bundle
+
+POOL, TEST_IMAGES = 50, 2000
+"""Images per class that shots are drawn from, and test images, of which features are computed."""
+DRAWS_PER_SEED = 1000
+"""Distance between the draws of two seeds."""
+DISTANCE_IMAGES = 128
+"""Images of Figure 7."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """A run with everything that was decided before it starts."""
+
+    name: str
+    config: RunConfig
+    run_dir: Path
+    result_file: Path
+    seed: int
+    measures: tuple[FewShot, ...]
+    data: Mapping[str, str]
+
+    def to_json(self) -> str:
+        """Return the job as JSON, from which `read_job` builds an equal one."""
+        plain = {
+            "name": self.name,
+            "run_dir": str(self.run_dir),
+            "result_file": str(self.result_file),
+            "seed": self.seed,
+        }
+        measures = [asdict(measure) for measure in self.measures]
+        return json.dumps(plain | {"measures": measures, "data": dict(self.data), "config": to_mapping(self.config)})
+
+
+def read_job(text: str) -> Job:
+    """Parse a job."""
+    values = json.loads(text)
+    return Job(
+        name=values["name"],
+        config=from_mapping(RunConfig, values["config"]),
+        run_dir=Path(values["run_dir"]),
+        result_file=Path(values["result_file"]),
+        seed=values["seed"],
+        measures=tuple(FewShot(data=m["data"], shots=tuple(m["shots"]), draws=m["draws"]) for m in values["measures"]),
+        data=values["data"],
+    )
+
+
+def make_job(run: StudyRun, out: Path, *, data: Mapping[str, str], results: Mapping[str, Mapping[str, Any]]) -> Job:
+    """Return the job of a run whose needs are finished: its learning rate and initial weights are known now."""
+    config = run.config
+    if run.rates:
+        best = max(run.rates, key=lambda pair: (results[pair[1]]["val_top1"], -results[pair[1]]["val_loss"]))
+        config = config.override({"lr": best[0]})
+    if run.init is not None:
+        init = str(out / "runs" / run.init)
+        model = replace(config.model, name=None, patch_size=None, settings=(), init=init, new_head=True)
+        config = replace(config, model=model)
+    return Job(
+        name=run.name,
+        config=config,
+        run_dir=out / "runs" / run.name,
+        result_file=out / "results" / f"{run.name}.json",
+        seed=run.seed,
+        measures=run.measures,
+        data=data,
+    )
+
+
+def execute(job: Job, *, callback: Callback, stop: StopFlag) -> bool:
+    """Train and measure. Return False if a stop was requested; everything is saved in that case."""
+    summary: Any = run_training(job.config, job.run_dir, callback=callback, stop=stop).summary
+    if summary is None:
+        return False
+    validation, result, compute = summary["validation"] or {}, summary["result"] or {}, summary["compute"]
+    record: dict[str, object] = {
+        "lr": job.config.schedule.lr,
+        "val_top1": validation.get("val_top1"),
+        "val_loss": validation.get("val_loss"),
+        "top1": result.get("top1"),
+        "flops": compute["exaflops"] * 1e18,
+    }
+    for measure in job.measures:
+        record |= measure_shots(job, measure)
+    # The speed depends on the machine and is kept apart, so that the rest is equal after a kill.
+    speed = {"images_per_second": compute["images_per_second"], "hours": (compute["seconds"] or 0.0) / 3600}
+    job.result_file.parent.mkdir(parents=True, exist_ok=True)
+    write_text(job.result_file, json.dumps({"result": record, "speed": speed}, indent=2) + "\n")
+    return True
+
+
+def measure_shots(job: Job, measure: FewShot) -> dict[str, object]:
+    """Return the mean few-shot accuracy over the draws of the run's seed, by column."""
+    bundle = load_bundle(str(job.run_dir))
+    train, test = fewshot_splits(open_dataset(job.data[measure.data]))
+    num_classes = len(train.classes)
+    pool = limit_images(train, max(POOL, 2 * max(measure.shots)) * num_classes)
+
+    def labeled(source: ImageSource) -> LabeledFeatures:
+        features = compute_features(bundle, source, directory=job.run_dir / "features", workers=0)
+        return LabeledFeatures.from_arrays(features, source.labels)
+
+    first = DRAWS_PER_SEED * job.seed
+    scores = score_shots(
+        labeled(pool),
+        labeled(limit_images(test, TEST_IMAGES)),
+        num_classes=num_classes,
+        shots=measure.shots,
+        seeds=range(first, first + measure.draws),
+    )
+    return {column: scores[shots].mean for column, shots in zip(measure.columns, measure.shots, strict=True)}
+
+
+def limit_images(source: ImageSource, count: int) -> ImageSource:
+    """Return about `count` images, the same fraction of each class for every run."""
+    return source if len(source) <= count else subsample(source, fraction=count / len(source), salt="few-shot ")
+
+
+def measure_distances(run_dir: Path, data: str) -> list[dict[str, object]]:
+    """Return the attention distance of a model by layer, averaged over heads."""
+    bundle = load_bundle(str(run_dir))
+    source = next(iter(open_dataset(data).splits.values()))
+    images = limit_images(source, DISTANCE_IMAGES)
+    with torch.no_grad(), make_evaluation_loader(images, preprocessing=bundle.preprocessing, batch_size=32) as batches:
+        model = bundle.build_model().eval()
+        distances = attention_distance(model, (bundle.preprocessing.normalize(batch.pixels) for batch in batches))
+    return [{"layer": layer, "distance": float(each.mean())} for layer, each in enumerate(distances, start=1)]
+
+
+def check_data(data: Mapping[str, str], names: Sequence[str], *, study: str) -> None:
+    """Raise an error that names the data a study needs, before anything starts."""
+    for name in names:
+        if name not in data:
+            raise DataError(
+                f"{study} needs the data {name!r}, which is not given",
+                expected=f"data.{name}=PATH, a labeled dataset in any layout",
+                hint=f"vitkit study {study} --out DIR {' '.join(f'data.{each}=PATH' for each in names)}",
+            )
+        if name != "runs":
+            dataset = open_dataset(data[name])
+            if min(map(len, dataset.splits.values())) == 0 or not dataset.classes:
+                raise DataError(
+                    f"{data[name]}: no labeled images", hint="download the dataset again, and vitkit data check"
+                )
+
+
+def end_with_parent() -> None:
+    """End this process when its standard input ends, which the parent holds open."""
+
+    def wait() -> None:
+        sys.stdin.buffer.read()
+        os._exit(1)
+
+    threading.Thread(target=wait, daemon=True).start()
+
+
+def main() -> int:
+    """Run the job of a file."""
+    end_with_parent()
+    job = read_job(Path(sys.argv[1]).read_text(encoding="utf-8"))
+    with catch_stop_signals() as stop:
+        try:
+            return 0 if execute(job, callback=Callback(), stop=stop) else EXIT_INTERRUPTED
+        except MemoryError:
+            error: Exception = TrainingError("out of memory", hint="lower schedule.batch_size or --jobs")
+        except VitkitError as raised:
+            error = raised
+        except RuntimeError as raised:  # torch's allocator raises no MemoryError
+            if "memory" not in str(raised):
+                raise
+            error = TrainingError("out of memory", hint="lower schedule.batch_size or --jobs")
+    sys.stderr.write(summarize(error) + "\n")
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -120,7 +120,7 @@ def open_tensors(path: Path | str) -> TensorFile:
             file_type, contents = _open_directory(path, resources) if is_dir else _open_file(path, resources)
             config_file = (path if is_dir else path.parent) / CONFIG
             config = checks.read_json(config_file) if config_file.exists() or config_file.is_symlink() else {}
-        metadata = FileMetadata(file_type=file_type, container=contents.container, config=config)
+        metadata = FileMetadata(file_type=file_type, container=contents.container, config=config, file_name=path.name)
         return TensorFile(_strip_prefixes(contents), path=path, metadata=metadata, resources=resources.pop_all())
 
 

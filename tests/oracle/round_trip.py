@@ -15,9 +15,8 @@ from vitkit.data.preprocessing import get_preprocessing
 from vitkit.model.config import BlockConfig, ViTConfig
 from vitkit.weights.bundle import ModelBundle
 from vitkit.weights.convert import write_format
-from vitkit.weights.formats.registry import get_format
+from vitkit.weights.formats.registry import detect_format, get_format
 from vitkit.weights.io.readers import open_tensors
-from vitkit.weights.load import identify
 from vitkit.zoo.registry import create, get_model_name
 from vitkit.zoo.variants import ModelConfig
 
@@ -85,8 +84,10 @@ def assert_same_logits(ours: Tensor, theirs: Tensor) -> None:
 def assert_loads_as_theirs(path: Path, theirs: Tensor, *, format_name: str) -> ModelConfig:
     """Check that their file, loaded by us, gives their logits; return the inferred configuration."""
     with open_tensors(path) as tensors:
-        assert identify(tensors).format.name == format_name
-    ours = vitkit.load(path)
+        detected = detect_format(tensors.shapes, tensors.metadata)
+    assert detected is not None
+    assert detected.name == format_name
+    ours = vitkit.load(path, format=format_name)
     assert_same_logits(exact_logits(ours, ours.config), theirs)
     return ours.config
 

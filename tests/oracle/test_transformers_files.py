@@ -264,6 +264,8 @@ def test_mae_reconstruction_equals_transformers(own_names: bool, tmp_path: Path)
         state = {name.removeprefix("encoder."): tensor for name, tensor in ours.state_dict().items()}
         place = tmp_path / "mae_visualize_vit_small.pth"
         torch.save({"model": state}, place)
+        args = {"num_heads": kind_case.ours.heads}
+        (tmp_path / "config.json").write_text(json.dumps({"model_args": args}))
         with open_tensors(place) as tensors:
             assert identify(tensors).format.name == "mae"
     model = load_mae_model(place)

@@ -360,3 +360,14 @@ def test_timm_replaces_the_head(tmp_path) -> None:
     timm = import_timm()
     write_random(tmp_path, TIMM_MODELS["distilled"])
     assert timm.create_model(f"local-dir:{tmp_path}", pretrained=True, num_classes=7).num_classes == 7
+
+
+@pytest.mark.parametrize("has_header", [True, False])
+def test_large_sparse_weights_are_not_hashed(tmp_path, monkeypatch, has_header) -> None:
+    artifact_io.write_artifact(tmp_path, make_bundle(vit()))
+    with (tmp_path / "model.safetensors").open("r+b") as file:
+        file.truncate((tmp_path / "model.safetensors").stat().st_size if has_header else 0)
+        file.truncate(1 << 32)
+    monkeypatch.setattr(artifact_io, "sha256", lambda path: pytest.fail(f"{path} is hashed"))
+    with pytest.raises(WeightsError, match=r"model\.safetensors: damaged"):
+        artifact_io.read_artifact(tmp_path)

@@ -447,14 +447,16 @@ def test_pooler_without_tanh_is_rejected() -> None:
 
 def test_defaults_without_config() -> None:
     shapes, _ = plain_file(width=128, heads=2)
-    result = HF_VIT.infer_config(shapes, metadata())
+    with pytest.raises(WeightsError, match="determine the number of heads"):
+        HF_VIT.infer_config(shapes, metadata())
+    result = HF_VIT.infer_config(shapes, replace(metadata(), is_declared=True))
     assert (result.heads, result.image_size, result.block.activation) == (2, 32, "gelu_erf")
     assert result.block.norm_eps == 1e-12
 
 
 def test_unknown_heads_without_config_are_an_error() -> None:
     shapes, _ = plain_file(width=96)
-    with pytest.raises(WeightsError, match="number of heads is unknown") as raised:
+    with pytest.raises(WeightsError, match="determine the number of heads") as raised:
         HF_VIT.infer_config(shapes, metadata())
     assert raised.value.hint is not None
     assert "config.json" in raised.value.hint

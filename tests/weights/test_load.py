@@ -22,15 +22,21 @@ from vitkit.zoo.registry import create
 SMALL = ViTConfig(
     image_size=224,
     patch_size=16,
-    width=64,
+    width=768,
     depth=1,
-    heads=1,
+    heads=12,
     mlp_dim=64,
     num_classes=3,
     block=BlockConfig(activation="gelu_erf"),
 )
 DINOV2 = replace(
-    SMALL, image_size=518, patch_size=14, num_classes=0, block=BlockConfig(activation="gelu_erf", layer_scale=1.0)
+    SMALL,
+    image_size=518,
+    patch_size=14,
+    width=384,
+    heads=6,
+    num_classes=0,
+    block=BlockConfig(activation="gelu_erf", layer_scale=1.0),
 )
 
 
@@ -54,7 +60,7 @@ def test_directory_keeps_preprocessing_and_labels(tmp_path, to) -> None:
 
 
 def test_bare_file_gets_preprocessing_of_its_origin(tmp_path) -> None:
-    bundle = load_bundle(write_file(tmp_path / "model.pth", SMALL, to="deit"))
+    bundle = load_bundle(write_file(tmp_path / "deit_base.pth", SMALL, to="deit"))
     assert (bundle.preprocessing, bundle.labels) == (get_preprocessing("deit", image_size=224), ("0", "1", "2"))
 
 

@@ -98,7 +98,7 @@ def convert_and_load(to: str, path: Path, bundle: ModelBundle) -> ModelBundle:
     """Write the model in a format and load it again."""
     out = path / f"{to}{SUFFIXES[get_format(to).file_type]}"
     write_format(get_format(to), out, bundle)
-    return load_bundle(out)
+    return load_bundle(out, format=to)
 
 
 def with_resampling(origin: str, config: ViTConfig) -> ViTConfig:

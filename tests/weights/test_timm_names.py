@@ -56,6 +56,8 @@ SMALL = ViTConfig(
     positions=PositionConfig(origin="timm"),
     block=ERF,
 )
+STATED = {"architecture": "vit_base_patch16_224", "model_args": {"num_heads": 1}}
+"""config.json of a model like SMALL."""
 PATCHES = PositionConfig(origin="timm", covers="patches")
 WITH_CLASS = TokenConfig(class_token=True)
 AFTER = HeadConfig(norm="after_pooling")
@@ -147,7 +149,7 @@ def metadata(written: Format, config: ModelConfig) -> FileMetadata:
     """Return the metadata of a file: timm's config.json, none for the others."""
     if written is TIMM:
         return FileMetadata(file_type="safetensors", config=beside(config))
-    return FileMetadata(file_type="torch", container=None if "dino" in written.name else "model")
+    return FileMetadata(file_type="torch", container=None if "dino" in written.name else "model", is_declared=True)
 
 
 def beside(config: ModelConfig) -> dict[str, Any]:
@@ -629,7 +631,8 @@ def test_timm_dinov3_keeps_its_naming_scheme(name: str, pooling: Any) -> None:
     randomize(theirs)
     file = theirs.state_dict()
     args = {"num_heads": config.heads, "img_size": [64, 96]}
-    described = {"architecture": "vit_small_patch16_dinov3", "model_args": args}
+    plus = "plus_" if config.block.activation == "swiglu" else ""
+    described = {"architecture": f"vit_small_{plus}patch16_dinov3", "model_args": args}
     if pooling == "class":  # timm's own models average
         described["global_pool"] = "token"
     beside_it = FileMetadata(file_type="safetensors", config=described)
@@ -645,7 +648,7 @@ def test_timm_dinov3_keeps_its_naming_scheme(name: str, pooling: Any) -> None:
 def test_common_prefix_is_removed() -> None:
     model = random_model(SMALL)
     file = {f"module.{name}": tensor for name, tensor in file_of(model, TIMM).items()}
-    beside_it = FileMetadata(file_type="torch", container="state_dict")
+    beside_it = FileMetadata(file_type="torch", container="state_dict", config=STATED)
     assert TIMM.matches(shapes_of(file), beside_it)
     assert same_bits(loaded(TIMM, file, beside_it).state_dict(), model.state_dict())
     rules = TIMM.rules(SMALL, shapes_of(file))
@@ -663,7 +666,7 @@ def test_chunked_blocks_are_numbered_continuously() -> None:
         for name, tensor in file_of(model, DINOV2).items()
     }
     file = {name if name.startswith("backbone.") else f"backbone.{name}": tensor for name, tensor in file.items()}
-    beside_it = FileMetadata(file_type="torch", container="teacher")
+    beside_it = FileMetadata(file_type="torch", container="teacher", is_declared=True)
     assert DINOV2.matches(shapes_of(file), beside_it)
     assert same_bits(loaded(DINOV2, file, beside_it).state_dict(), model.state_dict())
     assert same_bits(
@@ -679,8 +682,8 @@ def test_register_positions_are_added_to_registers() -> None:
     randomize(theirs)
     file = theirs.state_dict()
     assert file["pos_embed"].shape[1] == 1 + 3 + 16
-    args = {"no_embed_class": False}
-    ours = loaded(TIMM, file, FileMetadata(file_type="safetensors", config={"model_args": args}))
+    args = STATED["model_args"] | {"no_embed_class": False}
+    ours = loaded(TIMM, file, FileMetadata(file_type="safetensors", config=STATED | {"model_args": args}))
     assert_same_logits(ours, theirs)
     again = timm_model(config)
     again.load_state_dict(dict(invert_rules(TIMM.rules(config, shapes_of(file)), ours.state_dict())), strict=True)
@@ -707,7 +710,8 @@ def test_two_layer_swiglu_is_joined() -> None:
     randomize(theirs)
     file = theirs.state_dict()
     assert "blocks.0.mlp.fc1_g.weight" in file
-    ours = loaded(TIMM, file, FileMetadata(file_type="safetensors"))
+    beside_it = FileMetadata(file_type="safetensors", config=STATED | {"architecture": "vit_giant_patch14_dinov2"})
+    ours = loaded(TIMM, file, beside_it)
     assert_same_logits(ours, theirs)
     assert same_bits(dict(invert_rules(TIMM.rules(ours.config, shapes_of(file)), ours.state_dict())), file)
 
@@ -719,7 +723,7 @@ def test_autoencoder_decoder_is_ignored() -> None:
     file = file_of(model, MAE) | {name: torch.ones(1, 1, 8) for name in decoder}
     for container in ("model", None):
         assert MAE.matches(shapes_of(file), FileMetadata(file_type="torch", container=container))
-    again = loaded(MAE, file, FileMetadata(file_type="torch", container="model"))
+    again = loaded(MAE, file, FileMetadata(file_type="torch", container="model", is_declared=True))
     assert again.config == config
     assert same_bits(again.state_dict(), model.state_dict())
 
@@ -756,7 +760,7 @@ def test_other_rotary_periods_are_rejected(precision: torch.dtype) -> None:
 
 def test_pre_logits_of_old_timm_file_are_reported() -> None:
     model = random_model(replace(SMALL, head=HeadConfig(pre_logits=12)))
-    again = loaded(TIMM, model.state_dict(), FileMetadata(file_type="torch"))
+    again = loaded(TIMM, model.state_dict(), FileMetadata(file_type="torch", config=STATED))
     assert again.config == model.config
 
 
@@ -847,6 +851,8 @@ BROKEN: dict[str, tuple[dict[str, Any], str]] = {
 @pytest.mark.parametrize("name", BROKEN)
 def test_impossible_config_is_rejected(name: str) -> None:
     config, message = BROKEN[name]
+    if isinstance(args := config.get("model_args", {}), dict):
+        config = STATED | config | {"model_args": STATED["model_args"] | args}
     with pytest.raises(WeightsError, match=message):
         TIMM.infer_config(
             shapes_of(create(SMALL, device="meta").state_dict()), FileMetadata(file_type="safetensors", config=config)
@@ -861,7 +867,7 @@ SHAPES = {
     "a block too far": ({"blocks.99999.norm1.weight": (64,)}, "block 2 is missing"),
     "both norms": ({"fc_norm.weight": (64,), "fc_norm.bias": (64,)}, "before or after pooling"),
     "no MLP": ({"blocks.0.mlp.fc2.weight": None}, "the file has no blocks.0.mlp.fc2.weight"),
-    "an odd width": ({"patch_embed.proj.weight": (65, 3, 8, 8)}, "number of heads is unknown"),
+    "an odd width": ({"patch_embed.proj.weight": (65, 3, 8, 8)}, "determine the number of heads"),
     "a classifier of one axis": ({"head.weight": (64,)}, "an unexpected shape"),
 }
 
@@ -869,12 +875,13 @@ SHAPES = {
 @pytest.mark.parametrize("name", SHAPES)
 def test_impossible_shapes_are_rejected(name: str) -> None:
     changes, message = SHAPES[name]
+    heads = {} if name == "an odd width" else {"num_heads": 1}
+    args = {"act_layer": "gelu", "global_pool": "token", **heads}
+    beside_it = FileMetadata(file_type="torch", config={"model_args": args}, is_declared=True)
     shapes = shapes_of(create(SMALL, device="meta").state_dict()) | changes
     for existing in (TIMM, DEIT, MAE, DINOV2):
         with pytest.raises(WeightsError, match=message):
-            existing.infer_config(
-                {key: shape for key, shape in shapes.items() if shape is not None}, FileMetadata(file_type="torch")
-            )
+            existing.infer_config({key: shape for key, shape in shapes.items() if shape is not None}, beside_it)
 
 
 def test_other_files_match_no_format() -> None:
@@ -893,7 +900,7 @@ def deit_tiny() -> dict[str, Tensor]:
     return dict(torch.load(WEIGHTS, map_location="cpu", weights_only=True)["model"])
 
 
-FACEBOOK = FileMetadata(file_type="torch", container="model")
+FACEBOOK = FileMetadata(file_type="torch", container="model", file_name="deit_tiny_patch16_224-a1311bcf.pth")
 
 
 def test_deit_file_is_ti_16(deit_tiny: dict[str, Tensor]) -> None:

@@ -158,11 +158,16 @@ def file_of(config: ViTConfig) -> dict[str, tuple[int, ...]]:
 @pytest.mark.parametrize(("width", "heads"), [(64, 1), (192, 3), (1024, 16), (1280, 16)])
 def test_default_heads_are_those_of_published_models(width: int, heads: int) -> None:
     shapes = file_of(replace(OURS, width=width, depth=1, mlp_dim=8))
-    assert TORCHVISION.infer_config(shapes, FileMetadata(file_type="torch")).heads == heads
+    declared = FileMetadata(file_type="torch", is_declared=True)
+    assert TORCHVISION.infer_config(shapes, declared).heads == heads
+    if width < 768:  # torchvision has no such model
+        with pytest.raises(WeightsError, match="determine the number of heads") as caught:
+            TORCHVISION.infer_config(shapes, FileMetadata(file_type="torch"))
+        assert "--format torchvision" in str(caught.value.hint)
 
 
 def test_unknown_heads_are_an_error() -> None:
-    with pytest.raises(WeightsError, match="number of heads is unknown"):
+    with pytest.raises(WeightsError, match="determine the number of heads"):
         TORCHVISION.infer_config(file_of(replace(OURS, width=32)), FileMetadata(file_type="torch"))
     with pytest.raises(WeightsError, match="num_heads"):
         TORCHVISION.infer_config(file_of(OURS), FileMetadata(file_type="torch", config={"num_heads": "4"}))

@@ -161,7 +161,7 @@ def test_broken_library_is_reported(tmp_path, monkeypatch) -> None:
     import_timm()
     path = write_file(tmp_path, "timm")
     monkeypatch.setattr(verify, "_declare_torchvision_ops", lambda: None)
-    monkeypatch.setattr(verify.importlib, "import_module", broken)
+    monkeypatch.setattr(verify, "_import_quietly", broken)
     result = vitkit.verify(path)
     assert result.max_difference is None
     reason = "timm is installed but cannot be imported: operator timm::nms does not exist"
@@ -203,11 +203,14 @@ def test_damaged_artifact_is_an_error(tmp_path: Path) -> None:
         vitkit.verify(tmp_path)
 
 
-def test_library_error_is_reported(tmp_path: Path) -> None:
-    import_timm()
+def test_library_error_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    timm = import_timm()
     path = write_file(tmp_path, "timm")
-    config = artifact_io.read_json(path / "config.json")
-    artifact_io.write_json(path / "config.json", config | {"architecture": "vit_of_nobody"})
+
+    def fail(*arguments: object, **settings: object) -> None:
+        raise RuntimeError("Unknown model (vit_of_nobody)")
+
+    monkeypatch.setattr(timm, "create_model", fail)
     result = vitkit.verify(path)
     assert result.max_difference is None
     assert "timm cannot run it: Unknown model (vit_of_nobody)" in result.against

@@ -15,6 +15,7 @@ from vitkit.model.config import ViTConfig
 from vitkit.weights.convert import ConvertedTensors
 from vitkit.weights.formats.base import FileMetadata
 from vitkit.weights.formats.registry import FORMATS, get_format
+from vitkit.weights.formats.timm.config import make_timm_config
 from vitkit.weights.hub import parse_hub_name
 from vitkit.zoo.pretrained import IMAGENET_21K, PRETRAINED, PretrainedWeights, find_pretrained
 from vitkit.zoo.registry import create, find_variant, get_model_name
@@ -96,7 +97,8 @@ def test_format_infers_the_config_of_its_rows(name: str) -> None:
     for config in {replace(row.config, depth=1) for row in PRETRAINED if row.format == name and is_vit(row)}:
         tensors = ConvertedTensors(form.rules(config, None), create(config, device="meta").state_dict())
         shapes = {key: tuple(tensors[key].shape) for key in tensors}
-        inferred = form.infer_config(shapes, FileMetadata(file_type=form.file_type))
+        stated = make_timm_config(config) if name == "timm" else {}
+        inferred = form.infer_config(shapes, FileMetadata(file_type=form.file_type, config=stated, is_declared=True))
         assert isinstance(inferred, ViTConfig)
         for key in FIELDS:
             assert getattr(inferred, key) == getattr(config, key), (name, key, config)

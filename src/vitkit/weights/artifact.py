@@ -211,8 +211,9 @@ def read_artifact(path: Path | str) -> ModelBundle:
             hint="name the --out directory of a finished run, or a weight file",
         )
     _check_version(path)
+    if (path / WEIGHTS).is_file():
+        check_weights_size(path / WEIGHTS)
     check_checksums(path, FILES)
-    check_safetensors_header(path / WEIGHTS)
     try:
         description = read_checked_json(path / CONFIG)["vitkit"]
         kind, name, names = (str(description[key]) for key in ("kind", "name", "names"))
@@ -248,10 +249,26 @@ def _check_version(path: Path) -> None:
     raise WeightsError(f"{path}: another artifact version", expected=FORMAT_VERSION, got=version, hint=hint)
 
 
-def check_safetensors_header(path: Path) -> None:
-    """Validate the header of a weight file: a file made to do harm can have a matching checksum."""
-    with open_file(path) as file:
-        check_header(file, path=path)
+def check_weights_size(path: Path) -> None:
+    """Validate the header of a weight file and the size that it states, before the file is hashed.
+
+    A sparse file of any size costs nothing to make, and one made to do harm can have a matching checksum.
+    """
+    try:
+        with open_file(path) as file:
+            size = check_header(file, path=path)
+    except WeightsError as error:
+        reason = error.message.removeprefix(f"{path}: ")
+        raise WeightsError(
+            f"{path}: damaged: {reason}", expected=error.expected, got=error.got, hint=error.hint
+        ) from error
+    if path.stat().st_size > size:
+        raise WeightsError(
+            f"{path}: damaged: data after the last tensor",
+            expected=f"{size:,} bytes",
+            got=f"{path.stat().st_size:,}",
+            hint="copy it again, or train again",
+        )
 
 
 def read_labels(path: Path, *, num_classes: int) -> tuple[str, ...]:

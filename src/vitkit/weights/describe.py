@@ -110,7 +110,7 @@ def load_described(source: ModelSource, *, format: str | None = None) -> tuple[W
         bundle, notes = read_own(path)
         return _describe_own(bundle, notes, source), bundle
     info = describe_source(source, format=format)
-    return info, load_stored_bundle(path, format=info.format)
+    return info, load_stored_bundle(path, format=format)
 
 
 def _describe_own(bundle: ModelBundle, notes: tuple[str, ...], source: ModelSource) -> WeightsInfo:

@@ -27,7 +27,7 @@ from vitkit.weights.adapt_bundle import AdaptRequest, adapt_bundle
 from vitkit.weights.bundle import ModelBundle
 from vitkit.weights.formats.base import FileMetadata, Format
 from vitkit.weights.formats.huggingface import read_labels
-from vitkit.weights.formats.registry import FORMATS, detect_format, get_format
+from vitkit.weights.formats.registry import FORMATS, detect_format, get_format, parse_format
 from vitkit.weights.formats.timm.config import read_preprocessing
 from vitkit.weights.hub import PREFIX, NotCachedError, hub_cache_dir, is_hub_name, is_offline, resolve_hub_name
 from vitkit.weights.io.checks import read_json
@@ -95,8 +95,12 @@ class IdentifiedWeights:
 
 
 def identify(tensors: TensorFile, *, format: str | None = None) -> IdentifiedWeights:  # noqa: A002  the word users type
-    """Identify a weight file, as the named format or the first that recognizes it."""
-    chosen = get_format(format) if format else detect_format(tensors.shapes, tensors.metadata)
+    """Identify a weight file, as the named format or the first that recognizes it.
+
+    `timm:` and the name of an architecture give what the tensors of a file without config.json do not determine.
+    """
+    chosen, architecture = parse_format(format) if format else (detect_format(tensors.shapes, tensors.metadata), None)
+    metadata = replace(tensors.metadata, is_declared=format is not None, architecture=architecture)
     if chosen is None:
         raise WeightsError(
             f"{tensors.path}: unknown weight format",
@@ -104,24 +108,24 @@ def identify(tensors: TensorFile, *, format: str | None = None) -> IdentifiedWei
             got=", ".join(list(tensors.shapes)[:3]) + " …",
             hint="if you know the format, name it with --format",
         )
-    config = _infer_config(tensors, chosen)
+    config = _infer_config(tensors, chosen, metadata)
     rules = chosen.rules(config, tensors.shapes)
-    declared, notes = find_preprocessing(tensors.path, config, metadata=tensors.metadata, format=chosen)
+    declared, notes = find_preprocessing(tensors.path, config, metadata=metadata, format=chosen)
     weights = IdentifiedWeights(
         format=chosen,
         config=config,
         rules=rules,
         key_match=match_keys(rules, tensors.shapes, ignored=chosen.ignored_names),
-        metadata=tensors.metadata,
+        metadata=metadata,
         notes=(*tensors.notes, *notes),
         declared_preprocessing=declared,
     )
     return replace(weights, notes=(*weights.notes, *_size_notes(weights)))
 
 
-def _infer_config(tensors: TensorFile, chosen: Format) -> ModelConfig:
+def _infer_config(tensors: TensorFile, chosen: Format, metadata: FileMetadata) -> ModelConfig:
     try:
-        return chosen.infer_config(tensors.shapes, tensors.metadata)
+        return chosen.infer_config(tensors.shapes, metadata)
     except WeightsError as error:
         detected = detect_format(tensors.shapes, tensors.metadata)
         if detected in (None, chosen):
@@ -222,7 +226,8 @@ def resolve_source(source: ModelSource, *, format: str | None = None) -> Path | 
     A string is an existing path, a `hub:` name, the name of a published model or "embedded", in this order. The weight
     file of an artifact stands for the artifact. An unknown format is an error.
     """
-    find_format(format)
+    if format not in (None, artifact_io.FORMAT_NAME):
+        parse_format(format)
     if isinstance(source, nn.Module):
         return unwrap_model(source)
     path = Path(source)

@@ -28,12 +28,16 @@ class FileMetadata:
     """Facts about a weight file besides its tensors.
 
     `container` is the key of the state dict in a torch file ("model", "state_dict", …), None at the top level; `config`
-    is the content of the `config.json` in the same directory.
+    is the content of the `config.json` in the same directory. `is_declared` means that the user named the format, and
+    `architecture` is the name of timm's architecture that the user gave with it.
     """
 
     file_type: FileType
     container: str | None = None
     config: Mapping[str, Any] = field(default_factory=dict)
+    file_name: str = ""
+    is_declared: bool = False
+    architecture: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,12 +112,14 @@ def find_default_heads(width: int) -> int | None:
     return DEFAULT_HEADS.get(width) or (width // 64 if width % 64 == 0 else None)
 
 
-def default_heads(width: int) -> int:
-    """Return the default number of heads, or raise if it does not follow from the width."""
-    if heads := find_default_heads(width):
+def default_heads(width: int, *, format: str, is_declared: bool) -> int:  # noqa: A002  the word users type
+    """Return the default number of heads if the user named the format; otherwise it is not guessed."""
+    heads = find_default_heads(width)
+    if heads and is_declared:
         return heads
     hint = "put the config.json of the model next to the file"
-    raise WeightsError(f"the number of heads is unknown for a width of {width}", hint=hint)
+    hint += f"; if its heads have the usual width, --format {format}" if heads else ""
+    raise WeightsError(f"neither tensors nor names determine the number of heads (width {width})", hint=hint)
 
 
 def square_side(patches: int) -> int:

@@ -3,10 +3,10 @@
 Files have the names of version 4, which `save_pretrained` still writes; version 5 uses others in memory. Both are read,
 with or without the prefix of the base model (`vit.`).
 
-What tensors do not determine (heads, GELU form, eps, aspect ratio) is in config.json; without one, the defaults of the
-library's configuration classes apply. `DeiTForImageClassification` does not read its distillation token, and
-`Dinov2ForImageClassification` also reads the mean of the patches: for these only the backbone is inferred, and the
-classifier is reported as extra.
+What tensors do not determine (heads, GELU form, eps, aspect ratio) is in config.json. What it leaves out has the
+default of the library's configuration class. Without config.json a file is read only if the user names its format.
+`DeiTForImageClassification` does not read its distillation token, and `Dinov2ForImageClassification` also reads the
+mean of the patches: for these only the backbone is inferred, and the classifier is reported as extra.
 """
 
 import re
@@ -224,7 +224,7 @@ def infer_config(family: ModelFamily, shapes: Shapes, metadata: FileMetadata) ->
         channels=channels,
         width=width,
         depth=count_blocks(naming, shapes),
-        heads=get_setting(config, "num_attention_heads", 0) or base.default_heads(width),
+        heads=_heads(family, metadata, width=width),
         mlp_dim=get_shape(shapes, f"{block}{last}.weight", axes=2)[1],
         num_classes=get_shape(shapes, classifier, axes=2)[0] if classifier else 0,
         positions=PositionConfig(origin="dinov2-registers" if registers else family.kernel),
@@ -239,6 +239,15 @@ def infer_config(family: ModelFamily, shapes: Shapes, metadata: FileMetadata) ->
     )
     _check_config(family, inferred, config)
     return inferred
+
+
+def _heads(family: ModelFamily, metadata: FileMetadata, *, width: int) -> int:
+    """Return the number of heads of config.json, 12 if it leaves them out, as the library's classes have."""
+    heads = get_setting(metadata.config, "num_attention_heads", 12 if "model_type" in metadata.config else 0)
+    name = {"vit": "huggingface", "vit_mae": "huggingface-mae"}.get(
+        family.model_type, f"huggingface-{family.model_type}"
+    )
+    return heads or base.default_heads(width, format=name, is_declared=metadata.is_declared)
 
 
 def get_setting(config: Mapping[str, Any], key: str, default: Value) -> Value:

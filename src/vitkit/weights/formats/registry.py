@@ -1,11 +1,14 @@
 """Registry of the weight formats that vitkit reads and writes besides its own."""
 
+import re
+
 from vitkit.core.errors import UnknownNameError, did_you_mean
 from vitkit.weights.formats.base import FileMetadata, Format
 from vitkit.weights.formats.bit import BIT
 from vitkit.weights.formats.google import BIG_VISION, GOOGLE
 from vitkit.weights.formats.huggingface import HF_DEIT, HF_DINOV2, HF_VIT, HF_VIT_MAE
 from vitkit.weights.formats.timm import DEIT, DINOV2, DINOV3, MAE, TIMM
+from vitkit.weights.formats.timm.architectures import ARCHITECTURES, RESNETS, find_architecture
 from vitkit.weights.formats.torchvision import TORCHVISION
 from vitkit.weights.rules import Shapes
 
@@ -28,6 +31,21 @@ def get_format(name: str) -> Format:
     names = ["vitkit", *FORMATS]
     hint = did_you_mean(name, names) or f"known formats: {', '.join(names)}"
     raise UnknownNameError(f"unknown weight format {name}", hint=hint)
+
+
+def parse_format(name: str) -> tuple[Format, str | None]:
+    """Return the format of a name, and the architecture in a name such as `timm:vit_base_patch16_224`."""
+    name, colon, architecture = name.partition(":")
+    if not colon:
+        return get_format(name), None
+    if name != TIMM.name:
+        raise UnknownNameError(
+            f"unknown weight format {name}:{architecture}", hint="only timm has architectures: timm:…"
+        )
+    if not (find_architecture(architecture) or re.fullmatch(RESNETS, architecture)):
+        hint = did_you_mean(architecture, ARCHITECTURES) or "vitkit does not implement it"
+        raise UnknownNameError(f"unsupported architecture of timm: {architecture}", hint=hint)
+    return DINOV3 if "dinov3" in architecture else TIMM, architecture
 
 
 def detect_format(shapes: Shapes, metadata: FileMetadata) -> Format | None:

@@ -1,8 +1,8 @@
 """Format of torchvision's VisionTransformer.
 
 Early weights name the MLP layers linear_1 and linear_2, later ones number them. Both are read; the later names are
-written. A file does not store the number of heads: they have a width of 64 (80 in H/14), unless config.json has
-`num_heads`.
+written. A file does not store the number of heads: that of torchvision's own models follows from their width; others
+need `num_heads` in a config.json, or the format's name, which stands for heads of width 64.
 """
 
 import re
@@ -19,6 +19,8 @@ BLOCK = "encoder.layers.encoder_layer_"
 REQUIRED_NAMES = {"class_token", "conv_proj.weight", "encoder.pos_embedding", f"{BLOCK}0.self_attention.in_proj_weight"}
 NUMBERED, LEGACY = ("mlp.0", "mlp.3"), ("mlp.linear_1", "mlp.linear_2")
 NORM_EPS = 1e-6
+HEADS = {768: 12, 1024: 16, 1280: 16}
+"""Number of heads of torchvision's models by width."""
 UNSUPPORTED_PARTS = (
     *NONSTANDARD_PARTS,
     *("a distillation token", "registers", "LayerScale", "SwiGLU", "tanh GELU", "no qkv biases"),
@@ -37,6 +39,7 @@ def infer_config(shapes: Shapes, metadata: FileMetadata) -> ViTConfig:
     width, channels, height, across = get_shape(shapes, "conv_proj.weight", axes=4)
     side = base.square_side(get_shape(shapes, "encoder.pos_embedding", axes=3)[1] - 1)
     heads = metadata.config.get("num_heads", 0)
+    declared = metadata.is_declared
     if type(heads) is not int:
         raise WeightsError("config.json: num_heads is not a number of heads", expected="an integer", got=heads)
     return ViTConfig(
@@ -45,7 +48,7 @@ def infer_config(shapes: Shapes, metadata: FileMetadata) -> ViTConfig:
         channels=channels,
         width=width,
         depth=len({match[1] for name in shapes if (match := re.match(rf"{re.escape(BLOCK)}(\d+)\.", name))}),
-        heads=heads or base.default_heads(width),
+        heads=heads or HEADS.get(width) or base.default_heads(width, format="torchvision", is_declared=declared),
         mlp_dim=get_shape(shapes, f"{BLOCK}0.{find_mlp_names(shapes)[0]}.weight", axes=2)[0],
         num_classes=count_outputs(shapes, "heads.head.weight") or 0,
         positions=PositionConfig(origin="torchvision"),

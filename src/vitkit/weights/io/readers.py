@@ -120,7 +120,7 @@ def open_tensors(path: Path | str) -> TensorFile:
             file_type, contents = _open_directory(path, resources) if is_dir else _open_file(path, resources)
             config_file = (path if is_dir else path.parent) / CONFIG
             config = checks.read_json(config_file) if config_file.exists() or config_file.is_symlink() else {}
-        metadata = FileMetadata(file_type=file_type, container=contents.container, config=config)
+        metadata = FileMetadata(file_type=file_type, container=contents.container, config=config, file_name=path.name)
         return TensorFile(_strip_prefixes(contents), path=path, metadata=metadata, resources=resources.pop_all())
 
 
@@ -217,8 +217,8 @@ def open_safetensors(file: BinaryIO, *, path: Path, resources: ExitStack) -> dic
     return tensors
 
 
-def check_header(file: BinaryIO, *, path: Path) -> None:
-    """Reject a header that is too large to parse, has too many entries or has a key twice.
+def check_header(file: BinaryIO, *, path: Path) -> int:
+    """Return the size that a file states; reject a header that is too large, has too many entries or a key twice.
 
     The library accepts all of these: a header of 100 MB takes seconds, and of duplicate keys the last one counts.
     """
@@ -235,6 +235,11 @@ def check_header(file: BinaryIO, *, path: Path) -> None:
             raise FileError("ends inside its header", expected=f"{8 + length:,} bytes", got=f"{size:,}")
         header = checks.parse_json(file.read(length))
         checks.check_count(len(header.keys() - {METADATA}))
+        try:
+            ends = [int(entry["data_offsets"][1]) for name, entry in header.items() if name != METADATA]
+        except (TypeError, KeyError, IndexError, ValueError, OverflowError) as error:
+            raise FileError("has a tensor without data_offsets") from error
+        return 8 + int(length) + max(ends, default=0)
 
 
 # NumPy
@@ -291,7 +296,10 @@ def parse_array_header(start: bytes, *, name: str) -> ArrayHeader:
             parse = np.lib.format.read_array_header_1_0 if version[0] == 1 else np.lib.format.read_array_header_2_0
             shape, is_fortran, dtype = parse(stream, max_header_size=MAX_HEADER)
     except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError, tokenize.TokenError) as error:
-        raise FileError(f"{name} is not a valid NumPy array: {shorten(error)}") from error
+        # NumPy would have a large header read with allow_pickle=True, which runs any code.
+        is_large = "max_header_size" in str(error)
+        reason = f"its header has more than {MAX_HEADER:,} bytes" if is_large else shorten(error)
+        raise FileError(f"{name} is not a valid NumPy array: {reason}") from error
     if dtype.names is not None or dtype.str[1:] not in checks.NPZ_DTYPES:
         raise FileError(f"{name} is not an array of numbers", expected=", ".join(checks.NPZ_DTYPES), got=shorten(dtype))
     shape = checks.check_shape(shape, name=name)

@@ -35,8 +35,6 @@ ENCODER_PARTS = ("no positions", "rotary positions", "registers", "no qkv biases
 """Parts that DeiT and MAE do not have."""
 BACKBONE_PARTS = (*FACEBOOK_PARTS, "mean pooling", "a distillation token", "a classifier", "no positions")
 """Parts that DINOv2 and DINOv3 do not have."""
-DINOV2_PATCH = (14, 14)
-"""Identifies a backbone of Meta's without its mask token."""
 NEUTRAL_KEYS = frozenset({"label_names", "image_size", "input_size"})
 """Keys of a config.json that do not identify a library."""
 
@@ -46,8 +44,6 @@ def _detect(shapes: Shapes, metadata: FileMetadata) -> str | None:
     names = {name: shape for name, (_, shape) in normalize_names(shapes).items()}
     is_plain_torch = metadata.file_type == "torch" and not metadata.config.keys() - NEUTRAL_KEYS
     is_facebook = is_plain_torch and metadata.container == "model"
-    patch = names.get("patch_embed.proj.weight", ())[-2:]
-    is_bare = is_plain_torch and metadata.container is None and "head.weight" not in names
     has_plain_head = "head.weight" in names and "fc_norm.weight" not in names
     is_deit = has_plain_head or "dist_token" in names or "blocks.0.gamma_1" in names
     signs = (
@@ -58,7 +54,6 @@ def _detect(shapes: Shapes, metadata: FileMetadata) -> str | None:
         ("mae", "decoder_embed.weight" in names),
         ("dinov2", "register_tokens" in names or "blocks.0.mlp.w12.weight" in names),
         ("dinov2", len(names.get("mask_token", ())) == 2),
-        ("dinov2", is_bare and "blocks.0.ls1.gamma" in names and patch == DINOV2_PATCH),
         ("deit", is_facebook and is_deit),
         ("mae", is_facebook),
     )
@@ -72,6 +67,7 @@ def _find_timm_reasons(config: ViTConfig) -> Reasons:
     positions, distilled = config.positions, config.tokens.distillation
     return {
         "SwiGLU with attention pooling": config.pooling == "map" and config.block.activation == "swiglu",
+        "SwiGLU with a distillation token": distilled and config.block.activation == "swiglu",
         "a distillation token with registers": distilled and config.tokens.registers > 0,
         "a distillation token with no position": distilled and (positions.covers != "all" or not positions.is_additive),
         "a distillation token, pooled before the norm": distilled and config.head.norm == "after_pooling",
@@ -118,6 +114,11 @@ def _find_dinov3_reasons(config: ViTConfig) -> Reasons:
 
 
 # Formats
+
+MAE_HEADS = {768: 12, 1024: 16, 1280: 16}
+DEIT_HEADS = {192: 3, 384: 6, 512: 8, **MAE_HEADS}
+DINOV2_HEADS = {384: 6, 768: 12, 1024: 16, 1536: 24}
+"""Number of heads of published models by width."""
 
 
 def _define(
@@ -184,7 +185,7 @@ TIMM = _define(
 DEIT = _define(
     "deit",
     title="DeiT (Facebook)",
-    defaults=Defaults(origin="deit", rows="all_or_patches"),
+    defaults=Defaults(origin="deit", rows="all_or_patches", heads=DEIT_HEADS, file_names=r"deit"),
     names=rules.DEIT_NAMES,
     parts=(*FACEBOOK_PARTS, *ENCODER_PARTS, "mean pooling"),
     reasons=_find_deit_reasons,
@@ -193,7 +194,7 @@ DEIT = _define(
 MAE = _define(
     "mae",
     title="MAE (Facebook)",
-    defaults=Defaults(origin="mae", rows="all"),
+    defaults=Defaults(origin="mae", rows="all", heads=MAE_HEADS, file_names=r"mae_(pretrain|finetuned)_"),
     names=rules.NamingScheme(),
     parts=(*FACEBOOK_PARTS, *ENCODER_PARTS, "a distillation token", "LayerScale", "a class token without a position"),
     reasons=_find_mae_reasons,
@@ -203,7 +204,7 @@ MAE = _define(
 DINOV2 = _define(
     "dinov2",
     title="DINOv2 (Meta)",
-    defaults=Defaults(origin="dinov2", rows="all"),
+    defaults=Defaults(origin="dinov2", rows="all", heads=DINOV2_HEADS),
     names=rules.DINOV2_NAMES,
     parts=(*BACKBONE_PARTS, "rotary positions", "a class token without a position"),
     reasons=_find_inexpressible,

@@ -15,6 +15,20 @@ from vitkit.zoo.variants import ModelConfig
 Pooling = Literal["class", "mean", "map"]
 POOLINGS: dict[str, Pooling] = {"token": "class", "avg": "mean", "map": "map"}
 _TIMM_POOL = {pooling: name for name, pooling in POOLINGS.items()}
+INTERPRETED_ARGS = {
+    *("num_heads", "act_layer", "global_pool", "pool_include_prefix", "img_size", "no_embed_class", "init_values"),
+    *("rope_temperature", "pos_embed"),
+}
+TENSOR_ARGS = {
+    *("patch_size", "in_chans", "num_classes", "embed_dim", "depth", "mlp_ratio", "class_token", "fc_norm"),
+    *("qkv_bias", "qk_norm", "reg_tokens", "num_reg_tokens", "pre_norm", "final_norm", "swiglu_mlp", "use_fc_norm"),
+}
+"""Arguments of timm's models that the tensors determine too."""
+TRAINING_ARGS = {
+    *("drop_rate", "pos_drop_rate", "patch_drop_rate", "proj_drop_rate", "attn_drop_rate", "drop_path_rate"),
+    *("weight_init", "fix_init", "dynamic_img_size", "strict_img_size", "pretrained", "features_only"),
+}
+"""Arguments of timm's models that do not change what they compute for images of their size."""
 _PREPROCESSING_KEYS = ("input_size", "interpolation", "crop_pct", "crop_mode", "mean", "std")
 
 
@@ -33,11 +47,20 @@ def get_setting(metadata: FileMetadata, key: str, kind: type) -> Any:
     return None
 
 
+def check_model_args(metadata: FileMetadata) -> None:
+    """Refuse an argument of timm's model that may change what it computes."""
+    args = metadata.config.get("model_args") or {}
+    if not isinstance(args, Mapping):
+        raise WeightsError("config.json: model_args is not an object")
+    if unknown := sorted(args.keys() - INTERPRETED_ARGS - TENSOR_ARGS - TRAINING_ARGS):
+        message = f"config.json: unsupported model_args: {', '.join(map(str, unknown))}"
+        raise WeightsError(message, hint="vitkit does not know whether this changes what the model computes")
+
+
 def get_image_size(metadata: FileMetadata) -> tuple[int, int] | None:
     """Return height and width of the images, if config.json has them."""
-    if not isinstance(metadata.config.get("model_args"), Mapping | None):
-        raise WeightsError("config.json: model_args is not an object")
-    size = (metadata.config.get("model_args") or {}).get("img_size")
+    args = metadata.config.get("model_args") or {}
+    size = args.get("img_size") if isinstance(args, Mapping) else None
     if size is None:
         input_size = get_setting(metadata, "input_size", list)
         if not input_size:

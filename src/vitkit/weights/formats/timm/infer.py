@@ -1,12 +1,13 @@
 """Inference of models from names and shapes of timm and of code with the same names.
 
-What names and shapes do not determine (heads, image size, GELU form) comes from timm's `config.json` or from the
-defaults of the origin.
+What names and shapes do not determine (heads, pooling, activation) comes from timm's `config.json` or from the name of
+the architecture, for Facebook's files from the code that they are of. It is never guessed.
 """
 
 import math
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
 
@@ -24,7 +25,8 @@ from vitkit.model.config import (
     ViTConfig,
 )
 from vitkit.weights.formats.base import FileMetadata, count_outputs, get_shape, invalid_model_errors, simplify_size
-from vitkit.weights.formats.timm.config import POOLINGS, Pooling, get_image_size, get_setting
+from vitkit.weights.formats.timm.architectures import RESNETS, Architecture, find_architecture, find_name_in_file
+from vitkit.weights.formats.timm.config import POOLINGS, Pooling, check_model_args, get_image_size, get_setting
 from vitkit.weights.rules import Shapes
 
 ROTARY_BASE = 100.0
@@ -42,8 +44,10 @@ UNSUPPORTED_NAMES = {
     r"blocks\.\d+\.\D+\.\d+\..*": "blocks in parallel",
 }
 """Tensor names of models that vitkit does not have."""
-UNSUPPORTED_ARCHITECTURES = r"eva02|rope|beit|_xp_|intern"
-"""timm's architectures that vitkit does not have although their tensor names are the same."""
+GIVE_ARCHITECTURE = (
+    "name timm's architecture: vitkit weights convert FILE OUT --to vitkit --format timm:vit_base_patch16_224, "
+    'or add a config.json with "architecture" and "model_args"'
+)
 ACTIVATIONS: dict[str, Activation] = {"gelu": "gelu_erf", "gelu_erf": "gelu_erf", "gelu_tanh": "gelu_tanh"}
 
 
@@ -52,13 +56,16 @@ class Defaults:
     """Properties of an origin's models that a file does not store.
 
     `rows` tells which tokens before the patches have a row in the position table: all class tokens, all or none of
-    them, or none if there are registers, as usual in timm.
+    them, or none if there are registers, as usual in timm. `heads` are the numbers of heads of its published models by
+    width. `file_names` is the pattern of published files, if the tensors alone do not identify the origin.
     """
 
     origin: InterpolationOrigin
     rows: Literal["all", "all_or_patches", "by_registers"] = "all"
     rotary: bool = False
     eps: float = 1e-6
+    heads: Mapping[int, int] = field(default_factory=dict)
+    file_names: str | None = None
 
 
 def normalize_names(shapes: Shapes) -> dict[str, tuple[str, tuple[int, ...]]]:
@@ -89,6 +96,9 @@ def find_published_heads(width: int, *, gated: bool = False) -> int | None:
 @invalid_model_errors()
 def infer_bit(shapes: Shapes, metadata: FileMetadata) -> BiTConfig:
     """Infer a BiT ResNet from names and shapes."""
+    architecture = metadata.architecture or get_setting(metadata, "architecture", str)
+    if architecture and not re.match(RESNETS, architecture):
+        raise _unsupported(f"timm's {architecture}")
     stem = get_shape(shapes, "stem.conv.weight", axes=4)
     return BiTConfig(
         units=_count_units(shapes, "stages"),
@@ -109,6 +119,10 @@ def _count_units(shapes: Shapes, stages: str) -> tuple[int, ...]:
     if numbers != {(stage, unit) for stage in range(count) for unit in range(units[stage])}:
         raise WeightsError("stages or units of the ResNet are missing", hint="it is incomplete")
     return units
+
+
+def _unsupported(reason: str) -> WeightsError:
+    return WeightsError(f"unsupported model: {reason}", hint="vitkit does not implement it")
 
 
 @invalid_model_errors()
@@ -161,10 +175,34 @@ class _VitInference:
 
     @cached_property
     def architecture(self) -> str:
-        return self.get("architecture", str) or ""
+        """Name of the architecture that the user, config.json or the file's name gives, or an empty string."""
+        stated = self.metadata.architecture or self.get("architecture", str)
+        return stated or find_name_in_file(self.metadata.file_name) or ""
 
-    def unsupported(self, reason: str) -> WeightsError:
-        return WeightsError(f"unsupported model: {reason}", hint="vitkit does not implement it")
+    @cached_property
+    def facts(self) -> Architecture | None:
+        return find_architecture(self.architecture)
+
+    @property
+    def follows_origin(self) -> bool:
+        """Whether the file is of the origin's own code, which has one way to compute a model of these tensors."""
+        if self.defaults.origin == "timm" or self.has_timm_rotary:
+            return False
+        pattern = self.defaults.file_names
+        is_published = pattern is None or re.match(pattern, self.metadata.file_name) is not None
+        return self.metadata.is_declared or is_published or "decoder_embed.weight" in self.shapes
+
+    @property
+    def has_timm_rotary(self) -> bool:
+        """Whether these are timm's names of a model with rotary positions."""
+        return self.defaults.rotary and bool({"blocks.0.gamma_1", "blocks.0.attn.q_bias"} & self.shapes.keys())
+
+    def undetermined(self, what: str) -> WeightsError:
+        hint = GIVE_ARCHITECTURE
+        if self.defaults.origin != "timm" and not self.has_timm_rotary:
+            code = self.defaults.origin
+            hint = f"if it is of the code of {code}, with heads of its usual width: --format {code}; else {hint}"
+        return WeightsError(f"neither tensors nor names determine the {what} of this model", hint=hint)
 
     def check_supported(self) -> None:
         """Reject models that have our tensor names, or nearly, but compute something else."""
@@ -172,14 +210,14 @@ class _VitInference:
         for name in shapes:
             for pattern, reason in UNSUPPORTED_NAMES.items():
                 if re.fullmatch(pattern, name):
-                    raise self.unsupported(f"it has {reason}: {name}")
-        if re.search(UNSUPPORTED_ARCHITECTURES, architecture):
-            raise self.unsupported(f"timm's {architecture}")
-        if self.defaults.rotary and ("blocks.0.gamma_1" in shapes or "blocks.0.attn.q_bias" in shapes):
-            has_tokens = {"cls_token", "reg_token", "norm.weight"} <= shapes.keys()
-            is_dinov3 = has_tokens and "blocks.0.attn.qkv.bias" not in shapes
-            if not ("dinov3" in architecture if architecture else is_dinov3):
-                raise self.unsupported("its rotary positions are not DINOv3's")
+                    raise _unsupported(f"it has {reason}: {name}")
+        if architecture and self.facts is None:
+            raise _unsupported(f"timm's {architecture}")
+        if self.facts and self.has_timm_rotary != ("dinov3" in architecture):
+            raise _unsupported(f"its rotary positions are not DINOv3's, or not those of {architecture}")
+        if "pos_embed" not in shapes and not self.defaults.rotary and self.get("pos_embed", str) != "none":
+            raise self.undetermined("positions")
+        check_model_args(self.metadata)
 
     def count_blocks(self) -> int:
         layers = {int(match[1]) for name in self.shapes if (match := re.match(r"blocks\.(\d{1,9})\.", name))}
@@ -214,49 +252,60 @@ class _VitInference:
         mlp_dim = get_shape(self.shapes, f"blocks.0.{last}", axes=2)[1]
         gated = "mlp.fc1.weight" not in names or self.shapes["blocks.0.mlp.fc1.weight"][:1] == (2 * mlp_dim,)
         if gated and "attn.q_bias" in names and not self.defaults.rotary:
-            raise self.unsupported("it has both rotary and learned positions, as EVA-02")
+            raise _unsupported("it has both rotary and learned positions, as EVA-02")
         qkv_bias, qk_norm = bool({"attn.qkv.bias", "attn.q_bias"} & names), "attn.q_norm.weight" in names
         scaled = bool({"ls1.gamma", "gamma_1"} & names)
         block = BlockConfig(
             attention=AttentionConfig(qkv_bias=qkv_bias, qk_norm=qk_norm),
-            activation="swiglu" if gated else self.infer_activation(),
+            activation=self.infer_activation(gated=gated),
             norm_eps=self.defaults.eps,
             layer_scale=(self.get("init_values", float) or 1e-5) if scaled else None,
         )
         return block, mlp_dim
 
-    def infer_activation(self) -> Activation:
-        has_tanh = re.search(r"siglip.*_512|(patch32|so400m_patch16|giantopt).*siglip", self.architecture)
-        default = "quick_gelu" if "quickgelu" in self.architecture else "gelu_tanh" if has_tanh else "gelu"
-        name = self.get("act_layer", str) or default
-        if name not in ACTIVATIONS:
-            raise WeightsError("unsupported activation", expected="gelu or gelu_tanh", got=name)
-        return ACTIVATIONS[name]
+    def infer_activation(self, *, gated: bool) -> Activation:
+        """Infer the activation; that of a gated MLP is a SwiGLU's."""
+        name = self.get("act_layer", str)
+        if name and name not in ACTIVATIONS:
+            expected = " or ".join(ACTIVATIONS)
+            raise WeightsError("unsupported activation", expected=expected, got=name)
+        if name and not gated:
+            return ACTIVATIONS[name]
+        default: Activation = "swiglu" if gated else "gelu_erf"
+        if self.facts and (self.facts.activation == "swiglu") != gated:
+            raise WeightsError(f"the MLP is not that of {self.architecture}", hint="the file is of another model")
+        if self.facts or name or self.follows_origin:
+            return self.facts.activation if self.facts else default
+        raise self.undetermined("activation")
 
     def infer_heads(self, *, width: int, gated: bool) -> int:
         if "rope_embed.periods" in self.shapes:  # one for each quarter of a head
             return max(1, width // (4 * get_shape(self.shapes, "rope_embed.periods", axes=1)[0]))
-        heads = self.get("num_heads", int)
-        if not heads and self.architecture.startswith("vit_base_patch16_gap_224"):
-            heads = 16
-        if not heads and self.defaults.rotary and width in (1280, 1536):
-            heads = width // 64
-        heads = heads or find_published_heads(width, gated=gated)
-        if heads is None:
-            hint = 'add a config.json with "model_args": {"num_heads": …}'
-            raise WeightsError(f"the number of heads is unknown for a width of {width}", hint=hint)
+        heads = self.get("num_heads", int) or (self.facts.heads if self.facts else None)
+        if not heads and self.follows_origin:
+            heads = self.defaults.heads.get(width)
+            if not heads and self.metadata.is_declared:
+                heads = width // 64 if self.defaults.rotary else find_published_heads(width, gated=gated)
+        if not heads:
+            raise self.undetermined(f"number of heads (width {width})")
         return int(heads)
 
     def infer_pooling(self, *, prefix: int) -> Pooling:
         name, shapes = self.get("global_pool", str), self.shapes
         if name and name not in POOLINGS:
             raise WeightsError("unsupported pooling", expected=" or ".join(POOLINGS), got=name)
-        # timm's DINOv3 models use mean pooling by default, Meta's the class token.
-        is_mean = "fc_norm.weight" in shapes or (self.defaults.rotary and "blocks.0.gamma_1" in shapes)
-        default: Pooling = "mean" if is_mean or "cls_token" not in shapes else "class"
-        pooling = POOLINGS[name] if name else "map" if "attn_pool.latent" in shapes else default
+        if not name and self.facts:
+            name = self.facts.pooling
+        if name:
+            pooling = POOLINGS[name]
+        elif self.follows_origin:
+            pooling = "mean" if "fc_norm.weight" in shapes else "class"
+        else:
+            raise self.undetermined("pooling")
         # Our attention pooling reads all tokens, mean pooling only patches.
-        includes_prefix = self.get("pool_include_prefix", bool) or False
+        includes_prefix = self.get("pool_include_prefix", bool)
+        if includes_prefix is None:
+            includes_prefix = self.facts is not None and self.facts.pools_prefix
         if pooling != "class" and prefix and includes_prefix != (pooling == "map"):
             expected = f"pool_include_prefix = {str(pooling == 'map').lower()} in its config.json"
             raise WeightsError("unsupported pooling", expected=expected, got=str(includes_prefix).lower())
@@ -279,7 +328,7 @@ class _VitInference:
         if "pos_embed" not in self.shapes:
             return expected or (max(1, 224 // cell[0]), max(1, 224 // cell[1])), "all"
         if self.defaults.rotary:
-            raise self.unsupported("it has both rotary and learned positions")
+            raise _unsupported("it has both rotary and learned positions")
         rows = get_shape(self.shapes, "pos_embed", axes=3)[1]
         all_tokens = class_tokens + registers
         choices = {"all": (class_tokens,), "all_or_patches": (class_tokens, 0), "by_registers": (all_tokens, 0)}

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import textwrap
 import tracemalloc
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 from torch.utils.data import Dataset
 
 from vitkit.core.errors import ConfigError, DataError
+from vitkit.data import loader
 from vitkit.data.config import AugmentConfig
 from vitkit.data.dataset import ImageSource, StoredImage, Subset
 from vitkit.data.layouts.arrays import open_digits
@@ -274,7 +276,23 @@ def test_wait_time_is_measured() -> None:
     assert stream.wait_seconds > 0.0
 
 
+@pytest.mark.parametrize("name", ["_workers", "_shutdown_workers"])
+def test_torch_without_a_private_name_fails_at_once(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    class Renamed(Iterator[object]):
+        _workers, _shutdown_workers = (), None
+
+        def __next__(self) -> object:
+            raise StopIteration
+
+    delattr(Renamed, name)
+    monkeypatch.setattr(loader, "DataLoader", lambda *_, **__: Renamed())
+    with pytest.raises(AttributeError, match=name):
+        batches(workers=1)
+    batches(workers=0).close()  # needs neither
+
+
 LEAVING = """
+    import multiprocessing
     import tempfile
     early = tempfile.TemporaryDirectory()  # its clean-up makes Python's order of leaving the awkward one
     from vitkit.data.config import AugmentConfig
@@ -289,7 +307,7 @@ LEAVING = """
             augment=AugmentConfig(),
         )
         next(stream)
-        print(*[worker.pid for worker in stream._batches._workers], flush=True)
+        print(*[worker.pid for worker in multiprocessing.active_children()], flush=True)
         raise RuntimeError("on purpose")
 """
 
@@ -300,7 +318,9 @@ def test_exception_ends_the_workers(tmp_path) -> None:
     done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 1
     assert "on purpose" in done.stderr
-    for pid in done.stdout.split():
+    pids = done.stdout.split()
+    assert len(pids) == 2
+    for pid in pids:
         assert not _runs(int(pid)), "a worker stayed behind"
 
 

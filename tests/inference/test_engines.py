@@ -1,5 +1,6 @@
 """Outputs of all engines: equal to the model in fp32, and close to it in bf16 and int8."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -177,8 +178,17 @@ def test_outputs_are_equal_without_packing(precision: str, monkeypatch: pytest.M
     assert (found - expected).norm() < 0.05 * expected.norm()
 
 
+@pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="this torch has no oneDNN")
+def test_torch_without_packed_layers_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.ops, "mkldnn", SimpleNamespace())
+    reason = packing.packing_unavailable_reason.__wrapped__()
+    assert "does not pack layers" in reason
+    assert "_reorder_linear_weight" in reason
+
+
 @pytest.mark.skipif(
-    not torch.ops.mkldnn._is_mkldnn_bf16_supported(), reason="oneDNN does not emulate bf16 on this CPU: no AVX-512"
+    "AVX512" not in torch.backends.cpu.get_cpu_capability(),
+    reason="oneDNN does not emulate bf16 on this CPU: no AVX-512",
 )
 def test_native_bf16_arithmetic_is_close(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(packing, "has_bf16_instructions", lambda: True)  # slow where emulated, the same numbers

@@ -12,10 +12,11 @@ import os
 import signal
 import time
 import weakref
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
+from multiprocessing.process import BaseProcess
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -251,9 +252,12 @@ class BatchLoader(Iterator[ImageBatch]):
             pin_memory=device.type == "cuda",
             multiprocessing_context=start_method() if workers else None,
         )
-        self._batches: Iterator[ImageBatch | LoadFailure] = iter(loader)
-        # Workers ignore the signal by which Python would end them, so they are always shut down explicitly.
-        self._shutdown = weakref.finalize(self, _shut_down_workers, self._batches)
+        batches: Any = iter(loader)
+        self._batches: Iterator[ImageBatch | LoadFailure] = batches
+        # Workers ignore the signal by which Python would end them, so they are always shut down explicitly, for which
+        # torch has no public function. The private names are looked up here: a torch without them fails at once.
+        shutdown = (batches._shutdown_workers, batches._workers) if workers else (lambda: None, ())
+        self._shutdown = weakref.finalize(self, _shut_down_workers, *shutdown)
         # Handlers run in reverse order: later ones would run after Python has begun to wait for the workers.
         atexit.register(self._shutdown)
 
@@ -278,10 +282,10 @@ class BatchLoader(Iterator[ImageBatch]):
         self.close()
 
 
-def _shut_down_workers(batches: object) -> None:
+def _shut_down_workers(shut_down: Callable[[], object], workers: Sequence[BaseProcess]) -> None:
     """Shut workers down, and kill those that do not exit: Python would wait for them at its own exit."""
-    getattr(batches, "_shutdown_workers", lambda: None)()  # absent without worker processes
-    for worker in getattr(batches, "_workers", ()):
+    shut_down()
+    for worker in workers:
         if worker.is_alive():
             worker.kill()
             worker.join()

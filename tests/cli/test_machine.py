@@ -42,5 +42,19 @@ def test_memory_settings_of_the_user_win(monkeypatch, retained):
     assert retained == []
 
 
+def test_ranks_hide_warnings_of_cpp_code(monkeypatch, retained):
+    monkeypatch.setenv("TORCH_CPP_LOG_LEVEL", "")  # restored afterwards
+    monkeypatch.delenv("TORCH_CPP_LOG_LEVEL")
+    monkeypatch.delenv("RANK", raising=False)
+    environment.prepare_for_training()
+    assert "TORCH_CPP_LOG_LEVEL" not in os.environ
+    monkeypatch.setenv("RANK", "1")
+    environment.prepare_for_training()
+    assert os.environ["TORCH_CPP_LOG_LEVEL"] == "ERROR"
+    monkeypatch.setenv("TORCH_CPP_LOG_LEVEL", "INFO")
+    environment.prepare_for_training()
+    assert os.environ["TORCH_CPP_LOG_LEVEL"] == "INFO"
+
+
 def test_retaining_memory_works_here():
     environment.retain_freed_memory()

@@ -153,7 +153,12 @@ def prepare_for_training() -> None:
 
     OpenMP threads spin only a little while they wait, because loader processes need the cores too. Sleeping at once is
     a third slower on a quiet machine, OpenMP's default three times slower on a busy one.
+
+    Under torchrun, warnings of torch's C++ code are hidden: every rank would print that DDP searches for unused
+    parameters, which `parallelize` does for another reason.
     """
+    if "RANK" in os.environ:
+        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", "1000")
     if not any(name.startswith("MALLOC_") for name in os.environ):

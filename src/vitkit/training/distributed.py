@@ -6,7 +6,6 @@ torchrun starts the ranks and describes them in environment variables. A process
 import os
 import time
 import uuid
-import warnings
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -218,7 +217,6 @@ def parallelize(model: nn.Module, config: ParallelConfig, ranks: Ranks) -> nn.Mo
     # By default DDP sorts its buckets anew after the first step of a process. A bucket's order decides the order of
     # additions with three or more ranks, so a resumed run would round differently. Searching for unused parameters
     # keeps the buckets as they are.
-    warnings.filterwarnings("ignore", message="find_unused_parameters=True was specified")
     device_ids = [ranks.device] if ranks.device.type == "cuda" else None
     return DistributedDataParallel(model, device_ids=device_ids, find_unused_parameters=True)
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import sys
 import tracemalloc
 from pathlib import Path
 from typing import Any
@@ -216,6 +217,18 @@ def test_unexpected_error_in_one_run_is_logged(
     listed = {run["name"]: run["steps"] for run in get_json(create_client(directory), "/v1/runs")["runs"]}
     assert listed == {"good": 7, "bad": None}
     assert "bad cannot be read" in caplog.text
+
+
+def test_deeply_nested_values_are_damaged_or_left_out(directory: Path) -> None:
+    """Near the recursion limit a value can be parsed and not encoded again."""
+    run, client = create_run(directory), create_client(directory)
+    for depth in range(sys.getrecursionlimit() - 30, sys.getrecursionlimit()):
+        nested = '"x": ' + "[" * depth + "]" * depth
+        (run / "metrics.jsonl").write_text(f'{{"step": 1, {nested}}}\n{{"step": 2}}\n', encoding="utf-8")
+        (run / "summary.json").write_text(f"{{{nested}}}", encoding="utf-8")
+        response = client.get("/v1/runs/first")
+        assert response.status_code == 200
+        assert response.content.endswith(b'{"step": 2}]}')
 
 
 def test_infinite_numbers_are_sent_as_valid_json(directory: Path) -> None:

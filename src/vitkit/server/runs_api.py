@@ -84,7 +84,7 @@ def create_router(path: Path | None) -> APIRouter:
 
     @router.get("/v1/runs", **operation("List the runs, the latest first", RunList, (400, 401, 404)))
     def list_runs() -> Response:
-        return Response(encode_json(asdict(get_directory().list())), media_type=JSON)
+        return Response(encode_json(asdict(get_directory().list_runs())), media_type=JSON)
 
     @router.get("/v1/runs/{name}", **operation("Get the log of a run", RunRecords, (400, 401, 404)))
     def get_run(
@@ -107,12 +107,12 @@ class RunsDirectory:
         self._statuses: dict[Path, _CachedStatus] = {}
         self._lock = threading.Lock()
 
-    def list(self) -> RunList:
+    def list_runs(self) -> RunList:
         """List all runs, the latest first."""
         now = time.time()
         paths = self._find_runs()
         runs = [self._status(name, path) for name, path in paths.items()]
-        for path in self._statuses.keys() - paths.values():
+        for path in self._statuses.copy().keys() - paths.values():  # other threads may list runs at the same time
             self._statuses.pop(path, None)
         runs.sort(key=lambda run: (-run.updated, run.name))
         return RunList(runs=runs[:MAX_RUNS], left_out=max(len(runs) - MAX_RUNS, 0), now=now)
@@ -131,9 +131,10 @@ class RunsDirectory:
             log.refresh(path / "metrics.jsonl")
             later = [line for step, line in log.records if step > after]
             lines, damaged, unread = later[:MAX_RECORDS], log.damaged, log.unread
-        more, summary = len(later) - len(lines) + unread, _parse_json(_read(path / "summary.json")) or None
-        header = asdict(self._status(name, path)) | {"more": more, "damaged": damaged, "summary": summary}
-        return b"".join((encode_json(header)[:-1], b', "records": [', b",".join(lines), b"]}"))
+        summary = _parse_json(_read(path / "summary.json"))
+        header = asdict(self._status(name, path)) | {"more": len(later) - len(lines) + unread, "damaged": damaged}
+        parts = (encode_json(header)[:-1], b', "summary": ', _encode(summary) if summary else b"null")
+        return b"".join((*parts, b', "records": [', b",".join(lines), b"]}"))
 
     def _status(self, name: str, path: Path) -> RunStatus:
         """Describe a run; its files are parsed only if they have changed since the last call."""
@@ -223,8 +224,9 @@ class _Log:
             self.damaged, self.offset, self.last_line = self.damaged + 1, self.offset + len(data), b""
         for line in data[:end].splitlines(keepends=True):
             record = _parse_json(line) if len(line) <= _MAX_LINE else {}
-            if type(record.get("step")) is int:
-                self.records.append((record["step"], json.dumps(record).encode()))
+            encoded = _encode(record)
+            if type(record.get("step")) is int and encoded != b"null":
+                self.records.append((record["step"], encoded))
             else:
                 self.damaged += 1
             self.last_line = line
@@ -297,6 +299,14 @@ def _parse_json(text: bytes) -> dict[str, Any]:
     except (ValueError, RecursionError):
         return {}
     return value if isinstance(value, dict) else {}
+
+
+def _encode(value: dict[str, Any]) -> bytes:
+    """Encode a parsed object; null if it is nested too deeply for that, although it was parsed."""
+    try:
+        return encode_json(value)
+    except RecursionError:
+        return b"null"
 
 
 def _parse_float(text: str) -> float | str:

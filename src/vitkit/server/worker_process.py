@@ -55,8 +55,9 @@ class Worker:
         threads: int,
         slots: int,
         decoders: int,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.sock, self.limits, self.models, self.clock = sock, limits, models, time.monotonic
+        self.sock, self.limits, self.models, self.clock = sock, limits, models, clock
         self.threads, self.free_slots, self.decoders = threads, slots, decoders
         self.is_parallel = slots == threads
         """Whether every thread may run the models, each on one core."""

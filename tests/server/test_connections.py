@@ -20,7 +20,7 @@ from vitkit.core.errors import ConfigError
 from vitkit.server.config import LimitsConfig, ServeConfig, ServerOptions
 from vitkit.server.metrics import Metrics
 from vitkit.server.middleware import App, RequestFilter, Scope, Send
-from vitkit.server.protocol import Connection, check_uvicorn, connection_class
+from vitkit.server.protocol import Connection, check_uvicorn, create_connection_class
 from vitkit.server.queue import Receive, RequestQueue
 
 TOKEN = "a token of some length"
@@ -304,7 +304,7 @@ def connect_to(app: App, clock: FakeClock) -> tuple[Connection, FakeTransport, R
     queue.min_in_flight = 1
     options = ServerOptions(models=[], config=ServeConfig(limits=limits))
     request_filter = RequestFilter(app, options, queue=queue)
-    protocol, transport = connection_class(limits, request_filter, clock=clock), FakeTransport()
+    protocol, transport = create_connection_class(limits, request_filter, clock=clock), FakeTransport()
     config = uvicorn.Config(
         request_filter, http=protocol, ws="none", lifespan="off", log_config=None, interface="asgi3"
     )

@@ -37,7 +37,7 @@ def process_ended(pid: int) -> bool:
 
 def test_dead_worker_is_replaced_and_interrupt_is_a_clean_exit(model: Path) -> None:
     """Ctrl-C interrupts the whole process group; that a worker ends with its front end is tested with the worker."""
-    with start_server(model, "engine.merge=1", "limits.deadline=600", start_new_session=True) as server:
+    with start_server(model, "engine.merge=1", start_new_session=True) as server:
         wait_until(server.is_ready)
         expected = server.post("/v1/predict", encode_image()).body
         first = server.worker()
@@ -68,17 +68,8 @@ def test_log_that_nobody_reads_blocks_nothing(model: Path) -> None:
         while True:
             os.write(writer, bytes(4096))
     os.set_blocking(writer, True)
-    command = [
-        sys.executable,
-        "-m",
-        "vitkit",
-        "serve",
-        str(model),
-        "--port",
-        "0",
-        "--access-log",
-        "limits.deadline=600",
-    ]
+    options = ("--port", "0", "--access-log", "limits.deadline=600")
+    command = [sys.executable, "-m", "vitkit", "serve", str(model), *options]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=writer, text=True) as process:
         os.close(writer)
         try:

@@ -167,9 +167,8 @@ def test_hang_of_one_thread_is_reported_while_others_work(
     worker.clock.advance(1000.0)
     receive(worker, 2)
     model.next_batch()
-    heartbeat = worker.heartbeat({"ping": 1})
-    assert heartbeat["predicting"] == 1000.0
-    assert heartbeat["attention"] == heartbeat["decoding"] == 0.0
+    pong = worker.build_pong({"ping": 1})
+    assert pong == {"pong": 1, "predicting": 1000.0, "attention": 0.0, "decoding": 0.0}
     model.allowed.release(2)
     assert read_ids(sock, 2) == [1, 2]
 

@@ -264,7 +264,7 @@ class Connection(HttpToolsProtocol):
                 self.transport.abort() if has_unread else self.transport.close()
 
 
-def connection_class(
+def create_connection_class(
     limits: LimitsConfig, request_filter: RequestFilter, *, clock: Callable[[], float] = time.monotonic
 ) -> type[Connection]:
     """Bind arguments to a subclass: uvicorn creates one object per connection and passes none of ours."""

@@ -138,7 +138,7 @@ class RunsDirectory:
 
     def _status(self, name: str, path: Path) -> RunStatus:
         """Describe a run; its files are parsed only if they have changed since the last call."""
-        versions = tuple(_version(f"{path}/{each}") for each in _STATUS_FILES)
+        versions = tuple(_get_version(f"{path}/{each}") for each in _STATUS_FILES)
         cached = self._statuses.get(path)
         if cached is None or not cached.is_current(path, versions):
             cached = self._statuses[path] = _read_status(name, path, versions)
@@ -174,13 +174,16 @@ class _CachedStatus(NamedTuple):
     def is_current(self, path: Path, versions: tuple[_Version, ...]) -> bool:
         """Return whether the files are unchanged. A known length does not change with data.json."""
         has_steps = self.status.steps is not None
-        return versions == self.versions and (has_steps or _version(f"{path}/{_DATA_FILE}") == self.data_version)
+        return versions == self.versions and (has_steps or _get_version(f"{path}/{_DATA_FILE}") == self.data_version)
 
 
 def _read_status(name: str, path: Path, versions: tuple[_Version, ...]) -> _CachedStatus:
-    data_version = _version(f"{path}/{_DATA_FILE}")
+    data_version = _get_version(f"{path}/{_DATA_FILE}")
     try:
-        step, steps = int(_positive(_last_record(path / "metrics.jsonl"), "step") or 0), _total_steps(path)
+        step, steps = (
+            int(_get_positive(_read_last_record(path / "metrics.jsonl"), "step") or 0),
+            _compute_total_steps(path),
+        )
     except Exception:  # one run must not hide the others
         logger.exception("the run %s cannot be read", path)
         step, steps = 0, None
@@ -189,7 +192,7 @@ def _read_status(name: str, path: Path, versions: tuple[_Version, ...]) -> _Cach
     return _CachedStatus(status, versions, data_version)
 
 
-def _version(path: str) -> _Version:
+def _get_version(path: str) -> _Version:
     try:
         status = os.stat(path)  # noqa: PTH116  several thousand calls per request
     except (OSError, ValueError):
@@ -245,20 +248,20 @@ class _Log:
         self.records.clear()
 
 
-def _total_steps(path: Path) -> int | None:
+def _compute_total_steps(path: Path) -> int | None:
     """Return the length of the run, computed as in `vitkit.training.run`."""
     try:
         config = read_toml(path / "config.toml")
     except ConfigError:
         return None
-    if steps := _positive(config, "schedule", "steps"):
+    if steps := _get_positive(config, "schedule", "steps"):
         return int(steps)
-    images = _positive(_parse_json(_read(path / _DATA_FILE)), "images", "train")
-    batch, epochs = (_positive(config, "schedule", key) for key in ("batch_size", "epochs"))
+    images = _get_positive(_parse_json(_read(path / _DATA_FILE)), "images", "train")
+    batch, epochs = (_get_positive(config, "schedule", key) for key in ("batch_size", "epochs"))
     return max(1, math.ceil(images / batch * epochs)) if images and batch and epochs else None
 
 
-def _positive(data: Any, *keys: str) -> int | float | None:
+def _get_positive(data: Any, *keys: str) -> int | float | None:
     """Return the number from 1e-9 to 1e15 under nested keys, or None."""
     for key in keys:
         data = data.get(key) if isinstance(data, Mapping) else None
@@ -269,7 +272,7 @@ def _is_run(path: Path) -> bool:
     return (path / "config.toml").is_file() or (path / "metrics.jsonl").is_file()
 
 
-def _last_record(path: Path) -> Mapping[str, Any]:
+def _read_last_record(path: Path) -> Mapping[str, Any]:
     """Return the last complete record of a log, reading only its end."""
     try:
         if not path.is_file():

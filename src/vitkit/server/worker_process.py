@@ -82,12 +82,12 @@ class Worker:
             threading.Thread(target=exit_on_return, args=(self.run_thread,), daemon=True).start()
         for header, body in messages:
             if "ping" in header:
-                self.send((self.heartbeat(header), b""))
+                self.send((self.build_pong(header), b""))
             else:
                 self.requests.put((header, body))
 
-    def heartbeat(self, header: Message) -> Message:
-        """Return for how long the oldest task of each kind has been running."""
+    def build_pong(self, header: Message) -> Message:
+        """Return the answer to a ping: for how long the oldest task of each kind has been running."""
         now = self.clock()
         seconds = dict.fromkeys(("predicting", "attention", "decoding"), 0.0)
         for kind, start in self.running.copy().values():
@@ -290,7 +290,7 @@ def serve(sock: socket.socket, *, on_loaded: Callable[[], None] = lambda: None) 
         decoders = config.engine.decoders or max(1, min(4, usable_cores() // 2))
         threads, slots = decoders + 1, 1
     worker = Worker(sock, config.limits, models, threads=threads, slots=slots, decoders=decoders)
-    ready = {"ready": [model.description() for model in models.values()]}
+    ready = {"ready": [model.describe() for model in models.values()]}
     ready |= {
         key: max(getattr(model, key) for model in models.values()) for key in ("batch_seconds", "seconds_per_image")
     }

@@ -86,14 +86,15 @@ def test_log_that_nobody_reads_blocks_nothing(model: Path) -> None:
 
 
 def test_server_runs_without_standard_files() -> None:
-    """Some service managers close them. The port was free a moment ago."""
+    """Some service managers close them, and pass a token. The port was free a moment ago."""
     with socket.create_server(("127.0.0.1", 0)) as sock:
         port = sock.getsockname()[1]
     program = "import os, sys; [os.close(number) for number in (0, 1, 2)]; os.execv(sys.executable, sys.argv[1:])"
     command = [sys.executable, "-m", "vitkit", "serve", "--runs", ".", "--port", str(port)]
-    with subprocess.Popen([sys.executable, "-c", program, *command], text=True) as process:
+    environment = os.environ | {"VITKIT_TOKEN": "a token"}
+    with subprocess.Popen([sys.executable, "-c", program, *command], env=environment) as process:
         try:
-            client = Client(f"http://127.0.0.1:{port}")
+            client, token = Client(f"http://127.0.0.1:{port}"), "Bearer a token"
 
             def is_ready() -> bool:
                 with suppress(OSError):
@@ -101,9 +102,10 @@ def test_server_runs_without_standard_files() -> None:
                 return False
 
             wait_until(is_ready)
-            assert client.get("/v1/runs").status == 200
-            assert client.get("/v1/models").json == {"models": []}
-            assert client.post("/v1/predict", encode_image()).status == 404
+            assert client.get("/v1/runs").status == 401
+            assert client.get("/v1/runs", authorization=token).status == 200
+            assert client.get("/v1/models", authorization=token).json == {"models": []}
+            assert client.post("/v1/predict", encode_image(), authorization=token).status == 404
             process.send_signal(signal.SIGTERM)
             assert process.wait(TIMEOUT) == 0
         finally:

@@ -12,6 +12,7 @@ import pytest
 import torch
 from PIL import Image
 from server.browser import Keys, Page, create_run, needs_chromium
+from server.front_end import run_front_end
 from server.serving import TIMEOUT, RunningServer, encode_image, run_server
 
 import vitkit
@@ -500,8 +501,8 @@ def test_curl_examples_work_unmodified(page: Page, directory: Path, tmp_path: Pa
 
 def test_token_is_requested_once(page: Page, directory: Path) -> None:
     secret = "correct horse battery"
-    with run_server(directory / "first", environment={"VITKIT_TOKEN": secret}) as protected:
-        other = Page(page.driver, protected.url)
+    with run_front_end(token=secret) as front_end:
+        other = Page(page.driver, front_end.url)
         other.open()
         other.wait("document.querySelector('#token-dialog')?.open")
         other.one("#token").send_keys("wrong")
@@ -510,7 +511,7 @@ def test_token_is_requested_once(page: Page, directory: Path) -> None:
         other.one("#token").send_keys(secret)
         other.press(Keys.ENTER)
         other.upload(directory / "0.png")
-        assert len(other.all(".labels li")) == 5
+        assert other.texts(".labels .label") == ["cat"]
         other.driver.refresh()
         other.wait_for_text("#facts", "pixels")
         assert other.all("dialog") == []

@@ -10,7 +10,8 @@ import pytest
 import torch
 from PIL import Image
 from server.browser import Page, create_run, needs_chromium, without_side_effects
-from server.serving import RunningServer, encode_image, run_server, save_tiny_model, wait_until
+from server.front_end import run_front_end
+from server.serving import RunningServer, encode_image, run_server, wait_until
 
 import vitkit
 from vitkit.core.metrics_log import MetricsLog
@@ -36,7 +37,6 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
         model.reset_parameters(torch.Generator().manual_seed(seed))
         torch.nn.init.normal_(model.head.weight, std=0.2, generator=torch.Generator().manual_seed(seed))
         vitkit.save(model, folder / name, labels=NAMESAKES)
-    save_tiny_model(folder / "third", num_classes=3, seed=3)
     for seed in range(4):
         (folder / f"{seed}.png").write_bytes(encode_image(seed, side=60))
     create_run(folder / "runs", "early", steps=40)
@@ -179,7 +179,10 @@ def test_rarely_logged_metric_keeps_its_chart(page: Page, directory: Path) -> No
 
 
 def test_server_without_models_shows_runs(page: Page, directory: Path) -> None:
-    with run_server("--runs", directory / "runs") as bare, without_side_effects(Page(page.driver, bare.url)) as other:
+    with (
+        run_front_end(models=(), runs=directory / "runs") as front_end,
+        without_side_effects(Page(page.driver, front_end.url)) as other,
+    ):
         other.open()
         other.wait("location.hash === '#training' && !document.querySelector('#training-view').hidden")
         other.wait_for_text(".run-name", "early")
@@ -226,17 +229,14 @@ def test_image_waits_for_the_models(page: Page, directory: Path, failures: int) 
 
 
 def test_selection_survives_a_server_restart(page: Page, directory: Path) -> None:
-    def models(*names: str) -> list[str]:
-        return [f"{name}={directory / name}" for name in names]
-
-    with run_server(*models("first", "second")) as before:
-        other, port = Page(page.driver, before.url), before.url.rpartition(":")[2]
+    with run_front_end(models=("first", "second")) as front_end:
+        other, port = Page(page.driver, front_end.url), front_end.address[1]
         other.open()
         other.upload(directory / "0.png")
         other.run("document.querySelector('.stage').focus()")
     other.set("#second", "second")
     other.wait_for_text("#upload-note", "The page reconnects when it is back.")
-    with run_server(*models("first", "second", "third"), "--port", port):
+    with run_front_end(models=("first", "second", "third"), port=port):
         other.wait("document.querySelectorAll('.model-panel .labels ol').length === 2")
         other.wait("document.querySelector('#health').dataset.state === 'ready'")
         assert other.run("return document.querySelector('#second').value") == "second"

@@ -37,7 +37,7 @@ def poll() -> None:
         directory = RunsDirectory(Path(folder))
         for label in ("first", "second", "third"):
             start = time.process_time()
-            directory.list()
+            directory.list_runs()
             click.echo(f"{label:6}  {time.process_time() - start:.3f} CPU s for {RUNS:,} runs")
 
 
@@ -47,7 +47,7 @@ def hostile() -> None:
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "config.toml").write_text(f"{'a.' * 20_000}b = 1\n", encoding="utf-8")
         before, start = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.process_time()
-        RunsDirectory(Path(folder)).list()
+        RunsDirectory(Path(folder)).list_runs()
         after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         click.echo(f"{time.process_time() - start:.2f} CPU s, {(after - before) / 1024:.1f} MiB more at the peak")
 

@@ -60,6 +60,16 @@ while (walker.nextNode()) {
 return poor;
 """
 
+SETTLED = """document.querySelector('.model-panel') && !document.querySelector('.model-panel[aria-busy=true]')
+  && [...document.querySelectorAll('.card')].every((card) =>
+    card.querySelector('.stage:not([hidden]), .state.failed') || !card.querySelector('.card > .small').hidden)"""
+RECORDER = """
+const [selector] = arguments;
+window.recorded = [];
+const record = () => window.recorded.push(...[...document.querySelectorAll(selector)].map((each) => each.textContent));
+new MutationObserver(record).observe(document.body, {childList: true, subtree: true, characterData: true});
+"""
+
 
 class Page:
     """The web page in a browser."""
@@ -117,15 +127,29 @@ class Page:
         """Drop a file on the page, or paste it."""
         script = """
             const [kind, name, bytes] = arguments;
-            const carried = new DataTransfer();
-            carried.items.add(new File([Uint8Array.from(bytes)], name, {type: "image/png"}));
-            const how = {bubbles: true, cancelable: true, dataTransfer: carried, clipboardData: carried};
-            const event = kind === "drop" ? new DragEvent("drop", how) : new ClipboardEvent("paste", how);
+            const data = new DataTransfer();
+            data.items.add(new File([Uint8Array.from(bytes)], name, {type: "image/png"}));
+            const options = {bubbles: true, cancelable: true, dataTransfer: data, clipboardData: data};
+            const event = kind === "drop" ? new DragEvent("drop", options) : new ClipboardEvent("paste", options);
             document.querySelector("main").dispatchEvent(event);"""
         self.run(script, kind, file.name, list(file.read_bytes()))
 
     def settle(self) -> None:
-        self.wait("!document.querySelector('.model-panel[aria-busy=true]') && !!document.querySelector('.model-panel')")
+        """Wait until all panels have their results and all previews are drawn or known to be impossible."""
+        self.wait(SETTLED)
+
+    def select_model(self, name: str) -> None:
+        """Select the first model and wait for its results."""
+        self.set("#model", name)
+        self.wait_for_text(".panel-title", name)
+        self.settle()
+
+    def record_texts(self, selector: str) -> None:
+        """Record all texts that elements have from now on, however briefly, for `wait_for_recorded`."""
+        self.run(RECORDER, selector)
+
+    def wait_for_recorded(self, text: str) -> None:
+        self.wait("window.recorded.some((each) => each.includes(arguments[0]))", text)
 
     def set(self, selector: str, value: object) -> None:
         """Set the value of a control and send its events."""
@@ -159,9 +183,9 @@ class Page:
             chain = chain.send_keys(key)
         (chain.key_up(Keys.SHIFT) if back else chain).perform()
 
-    def tab_to(self, selector: str, *, most: int = 40) -> None:
+    def tab_to(self, selector: str, *, max_presses: int = 40) -> None:
         """Press Tab until a matching element has the focus."""
-        for _ in range(most):
+        for _ in range(max_presses):
             if self.run("return document.activeElement.matches(arguments[0])", selector):
                 return
             self.press(Keys.TAB)
@@ -170,9 +194,9 @@ class Page:
     def unnamed_elements(self) -> list[str]:
         """Return the roles of elements without an accessible name."""
         nodes = self.command("Accessibility.getFullAXTree", {})["nodes"]
-        label = [node for node in nodes if not node.get("ignored") and node["role"]["value"] in NAMED_ROLES]
-        assert label
-        return [node["role"]["value"] for node in label if not str(node.get("name", {}).get("value", "")).strip()]
+        controls = [node for node in nodes if not node.get("ignored") and node["role"]["value"] in NAMED_ROLES]
+        assert controls
+        return [node["role"]["value"] for node in controls if not str(node.get("name", {}).get("value", "")).strip()]
 
     def low_contrast_texts(self) -> list[tuple[str, float]]:
         """Return texts with a contrast below 4.5."""
@@ -184,11 +208,11 @@ class Page:
 
     def console_errors(self) -> list[str]:
         """Return console messages except those about expected 4xx and 503 responses."""
-        refused = ("status of 4", "status of 503")
+        expected = ("status of 4", "status of 503")
         return [
             entry["message"]
             for entry in self.driver.get_log("browser")
-            if entry["level"] in ("SEVERE", "WARNING") and not any(note in entry["message"] for note in refused)
+            if entry["level"] in ("SEVERE", "WARNING") and not any(text in entry["message"] for text in expected)
         ]
 
     def requests(self) -> list[str]:

@@ -25,6 +25,8 @@ from vitkit.model.vit import ViT
 
 TIMEOUT = 300.0
 """Seconds after which a test fails; only a server that hangs takes that long, on however busy a machine."""
+GENEROUS_LIMITS = {"target_delay": 600, "deadline": 600, "receive": 60, "keep_alive": 60}
+"""Limits with which a server rejects no request because the machine is busy."""
 
 
 @dataclass(frozen=True)
@@ -135,8 +137,10 @@ def encode_image(seed: int = 0, *, side: int = 40, image_format: str = "PNG") ->
 def start_server(
     *arguments: object, environment: dict[str, str] | None = None, **options: Any
 ) -> Iterator[RunningServer]:
-    """Run `vitkit serve` on a free port; it may not be ready yet."""
+    """Run `vitkit serve` on a free port, with generous limits if none are given; it may not be ready yet."""
     command = [sys.executable, "-m", "vitkit", "serve", *map(str, arguments)]
+    limits = {f"limits.{name}": value for name, value in GENEROUS_LIMITS.items()}
+    command += [f"{name}={value}" for name, value in limits.items() if not any(name in part for part in command)]
     if "--port" not in command and "--fd" not in command:
         command += ["--port", "0"]
     variables = os.environ | {"OMP_NUM_THREADS": "1"} | (environment or {})

@@ -7,8 +7,20 @@ import pytest
 
 from vitkit.core.errors import ConfigError
 from vitkit.inference.engine import Precision
-from vitkit.server.config import ModelConfig, ServeConfig, configure_server, is_loopback, parse_arguments
-from vitkit.server.middleware import AllowedHosts, match_route
+from vitkit.server.config import (
+    LimitsConfig,
+    ModelConfig,
+    ServeConfig,
+    ServerOptions,
+    configure_server,
+    is_loopback,
+    parse_arguments,
+)
+from vitkit.server.metrics import Metrics
+from vitkit.server.middleware import ROUTES, AllowedHosts, match_route
+from vitkit.server.queue import RequestQueue
+from vitkit.server.routes import create_app
+from vitkit.server.supervisor import Supervisor
 
 
 def parse(
@@ -95,6 +107,12 @@ def test_addresses_are_allowed_if_other_machines_can_connect() -> None:
     assert not private.matches(b"localhost.evil.example")
     assert not private.matches(b"evil.example:localhost")
     assert AllowedHosts("127.0.0.1", ["*"]).matches(b"anything")
+
+
+def test_middleware_lets_exactly_the_routes_pass() -> None:
+    queue = RequestQueue(LimitsConfig(), metrics=Metrics())
+    app = create_app(Supervisor(ServerOptions(models=[], config=ServeConfig()), queue=queue))
+    assert set(app.openapi()["paths"]) | {"/", "/docs", "/openapi.json", "/web/{name}"} == ROUTES
 
 
 @pytest.mark.parametrize("path", ["/x", "/v1/models/a/b", "//", "/v2/models//infer/x", "/metrics/", "/%00", "/web"])

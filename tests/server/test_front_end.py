@@ -1,7 +1,6 @@
 """Faults and overload in the front end, with fake workers and a fake clock: no accepted request is lost."""
 
 import http.client
-import os
 import signal
 import socket
 import struct
@@ -180,8 +179,7 @@ def test_two_servers_take_turns_on_one_socket() -> None:
             asking = pool.submit(keep_asking, first)
             with run_front_end(sock=listener.dup()) as second:
                 first.stop()
-                first.clock.advance(2.0)
-                first.join()
+                first.join()  # the client closes its connections; none is idle
                 wait_until(lambda: len(second.fleet.requests) > 5)
                 done = True
                 asking.result(TIMEOUT)
@@ -210,7 +208,7 @@ def test_error_is_not_taken_for_the_response_to_an_earlier_request(front_end: Fr
             assert not sock.recv(100).startswith(b"HTTP/1.1 400")
     front_end.fleet.release()
     wait_until(lambda: queue_size(front_end) == 0)
-    assert os.getpid()  # the front end runs in this process and has survived
+    assert predict(front_end).status == 200
 
 
 def odd_requests() -> list[bytes]:

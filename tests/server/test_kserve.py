@@ -42,12 +42,12 @@ def test_client_reads_server_and_model_metadata(client: Any) -> None:
     assert client.is_model_ready("pets", "1")
     assert not client.is_model_ready("cats")
     assert client.get_server_metadata()["extensions"] == ["binary_tensor_data"]
-    about = client.get_model_metadata("pets")
-    assert [(one["name"], one["datatype"], one["shape"]) for one in about["inputs"]] == [
+    metadata = client.get_model_metadata("pets")
+    assert [(tensor["name"], tensor["datatype"], tensor["shape"]) for tensor in metadata["inputs"]] == [
         ("image", "BYTES", [-1]),
         ("pixels", "FP32", [-1, 3, 32, 32]),
     ]
-    assert [(one["name"], one["shape"]) for one in about["outputs"]] == [
+    assert [(tensor["name"], tensor["shape"]) for tensor in metadata["outputs"]] == [
         ("logits", [-1, 3]),
         ("probabilities", [-1, 3]),
         ("label", [-1]),

@@ -37,7 +37,7 @@ def process_ended(pid: int) -> bool:
 
 def test_dead_worker_is_replaced_and_interrupt_is_a_clean_exit(model: Path) -> None:
     """Ctrl-C interrupts the whole process group; that a worker ends with its front end is tested with the worker."""
-    with start_server(model, "engine.merge=1", "limits.deadline=600", start_new_session=True) as server:
+    with start_server(model, "engine.merge=1", start_new_session=True) as server:
         wait_until(server.is_ready)
         expected = server.post("/v1/predict", encode_image()).body
         first = server.worker()
@@ -68,17 +68,8 @@ def test_log_that_nobody_reads_blocks_nothing(model: Path) -> None:
         while True:
             os.write(writer, bytes(4096))
     os.set_blocking(writer, True)
-    command = [
-        sys.executable,
-        "-m",
-        "vitkit",
-        "serve",
-        str(model),
-        "--port",
-        "0",
-        "--access-log",
-        "limits.deadline=600",
-    ]
+    options = ("--port", "0", "--access-log", "limits.deadline=600")
+    command = [sys.executable, "-m", "vitkit", "serve", str(model), *options]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=writer, text=True) as process:
         os.close(writer)
         try:
@@ -95,14 +86,15 @@ def test_log_that_nobody_reads_blocks_nothing(model: Path) -> None:
 
 
 def test_server_runs_without_standard_files() -> None:
-    """Some service managers close them. The port was free a moment ago."""
+    """Some service managers close them, and pass a token. The port was free a moment ago."""
     with socket.create_server(("127.0.0.1", 0)) as sock:
         port = sock.getsockname()[1]
     program = "import os, sys; [os.close(number) for number in (0, 1, 2)]; os.execv(sys.executable, sys.argv[1:])"
     command = [sys.executable, "-m", "vitkit", "serve", "--runs", ".", "--port", str(port)]
-    with subprocess.Popen([sys.executable, "-c", program, *command], text=True) as process:
+    environment = os.environ | {"VITKIT_TOKEN": "a token"}
+    with subprocess.Popen([sys.executable, "-c", program, *command], env=environment) as process:
         try:
-            client = Client(f"http://127.0.0.1:{port}")
+            client, token = Client(f"http://127.0.0.1:{port}"), "Bearer a token"
 
             def is_ready() -> bool:
                 with suppress(OSError):
@@ -110,9 +102,10 @@ def test_server_runs_without_standard_files() -> None:
                 return False
 
             wait_until(is_ready)
-            assert client.get("/v1/runs").status == 200
-            assert client.get("/v1/models").json == {"models": []}
-            assert client.post("/v1/predict", encode_image()).status == 404
+            assert client.get("/v1/runs").status == 401
+            assert client.get("/v1/runs", authorization=token).status == 200
+            assert client.get("/v1/models", authorization=token).json == {"models": []}
+            assert client.post("/v1/predict", encode_image(), authorization=token).status == 404
             process.send_signal(signal.SIGTERM)
             assert process.wait(TIMEOUT) == 0
         finally:

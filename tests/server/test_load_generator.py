@@ -14,7 +14,7 @@ TIMEOUT = 300.0
 
 @pytest.mark.parametrize("even", [True, False])
 def test_open_loop_measures_from_the_due_time(even: bool) -> None:
-    times = due_times(50, seconds=1.0, even=even)
+    times = due_times(50, seconds=0.2, even=even)
 
     async def send() -> LoadResult:
         listener = await asyncio.get_running_loop().create_server(load.TrivialServer, "127.0.0.1", 0)

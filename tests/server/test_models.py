@@ -23,7 +23,7 @@ def photos(tmp_path: Path) -> Path:
 def test_each_precision_has_a_name_and_its_agreement(models: Path, photos: Path) -> None:
     _, configs = configure_server({"pets": str(models / "pets")}, {}, precisions=("fp32", "int8"))
     served = load_models(configs, engine=EngineConfig(device="cpu"), calibration=str(photos), batch=4)
-    first, second = (model.description() for model in served.values())
+    first, second = (model.describe() for model in served.values())
     assert (first["name"], first["precision"], first["agreement"]) == ("pets", "fp32", None)
     assert (second["name"], second["precision"]) == ("pets-int8", "int8")
     assert second["agreement"]["images"] == 6

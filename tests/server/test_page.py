@@ -12,6 +12,7 @@ import pytest
 import torch
 from PIL import Image
 from server.browser import Keys, Page, create_run, needs_chromium
+from server.front_end import run_front_end
 from server.serving import TIMEOUT, RunningServer, encode_image, run_server
 
 import vitkit
@@ -34,8 +35,8 @@ def model(folder: Path, *, seed: int, resize: str = "squash") -> Path:
     created = ViT(config)
     created.reset_parameters(torch.Generator().manual_seed(seed))
     torch.nn.init.normal_(created.head.weight, std=1.0, generator=torch.Generator().manual_seed(seed))
-    how = Preprocessing(image_size=32, resize=resize, interpolation="bicubic")  # type: ignore[arg-type]
-    vitkit.save(created, folder, labels=LABELS, preprocessing=how)
+    preprocessing = Preprocessing(image_size=32, resize=resize, interpolation="bicubic")  # type: ignore[arg-type]
+    vitkit.save(created, folder, labels=LABELS, preprocessing=preprocessing)
     return folder
 
 
@@ -81,13 +82,13 @@ def test_page_shows_the_predictions(page: Page, directory: Path) -> None:
     page.open()
     page.upload(directory / "0.png", directory / "1.png", directory / "2.png")
     files = [directory / f"{seed}.png" for seed in range(3)]
-    for card, announcements in zip(page.all(".card"), Predictor(directory / "first")(files), strict=True):
+    for card, expected in zip(page.all(".card"), Predictor(directory / "first")(files), strict=True):
         rows = page.run(
             "return [...arguments[0].querySelectorAll('.labels li')].map((row) =>"
             "[row.querySelector('.label').textContent, row.querySelector('.value').textContent])",
             card,
         )
-        assert rows == [[each.label, percent(each.probability)] for each in announcements.predictions]
+        assert rows == [[each.label, percent(each.probability)] for each in expected.predictions]
         assert len(page.run("return [...arguments[0].querySelectorAll('.nearest li')]", card)) == 5
     widths = page.run("return [...document.querySelectorAll('.labels .fill')].map((bar) => bar.style.width)")
     assert all(width.endswith("%") for width in widths)
@@ -96,17 +97,17 @@ def test_page_shows_the_predictions(page: Page, directory: Path) -> None:
 def test_file_is_sent_unmodified(page: Page, directory: Path, server: RunningServer) -> None:
     page.open()
     page.wait_for_text("#facts", "pixels")
-    page.run("window.sent = []; const real = fetch; window.fetch = (path, how) => {"
-             "if (how?.body) window.sent.push(how.body); return real(path, how); }")  # fmt: skip
+    page.run("window.sent = []; const real = fetch; window.fetch = (path, options) => {"
+             "if (options?.body) window.sent.push(options.body); return real(path, options); }")  # fmt: skip
     page.upload(directory / "2.png")
     sizes = page.run("return Promise.all(window.sent.map(async (body) => (await body.arrayBuffer()).byteLength))")
     assert set(sizes) == {(directory / "2.png").stat().st_size}
 
 
 def test_rotated_photo_is_displayed_upright(page: Page, directory: Path) -> None:
-    file, turned = directory / "turned.jpg", Image.Exif()
-    turned[0x0112] = 6  # a quarter turn, as phones write it
-    Image.new("RGB", (160, 80), "teal").save(file, exif=turned)
+    file, exif = directory / "turned.jpg", Image.Exif()
+    exif[0x0112] = 6  # a quarter turn, as phones write it
+    Image.new("RGB", (160, 80), "teal").save(file, exif=exif)
     page.open()
     page.upload(file)
     assert page.run("const {width, height} = document.querySelector('.stage canvas'); return width < height")
@@ -154,13 +155,13 @@ def test_sliders_change_the_overlay(page: Page, directory: Path) -> None:
         images[f"{layer}/{head}"] = page.canvas_data()
         assert f"Layer {layer}, {f'head {head}' if head else 'mean of heads'}" in page.text(".caption")
     page.one("input[value=image]").find_element("xpath", "..").click()
-    images["picture"] = page.canvas_data()
+    images["image"] = page.canvas_data()
     assert page.text(".caption") == ""
     assert len(set(images.values())) == len(images)
     page.one("input[value=rollout]").find_element("xpath", "..").click()
     assert page.canvas_data() == images["rollout"]
     page.set("#opacity", 0)
-    assert page.canvas_data() == images["picture"]
+    assert page.canvas_data() == images["image"]
 
 
 def test_pointing_at_a_patch_shows_its_attention(page: Page, directory: Path, server: RunningServer) -> None:
@@ -171,15 +172,13 @@ def test_pointing_at_a_patch_shows_its_attention(page: Page, directory: Path, se
     before = page.canvas_data()
     page.point(page.one(".stage canvas"), across=0.6, down=0.3)
     page.wait_for_text(".caption", "row 2, column 3 attends most to")
-    pointed = page.canvas_data()
-    assert pointed != before
+    assert page.canvas_data() != before
     body = (directory / "2.png").read_bytes()
-    answer = server.post("/v1/attention?model=first&layer=1&head=0", body).json  # the server counts from 0
-    images = np.array(answer["patches"])[1 * 4 + 2].reshape(4, 4)
-    row, column = np.unravel_index(images.argmax(), images.shape)
-    assert f"attends most to row {row + 1}, column {column + 1}, {percent(float(images.max()))}" in page.text(
-        ".caption"
-    )
+    response = server.post("/v1/attention?model=first&layer=1&head=0", body).json  # the server counts from 0
+    weights = np.array(response["patches"])[1 * 4 + 2].reshape(4, 4)
+    row, column = np.unravel_index(weights.argmax(), weights.shape)
+    strongest = f"row {row + 1}, column {column + 1}, {percent(float(weights.max()))}"
+    assert f"attends most to {strongest}" in page.text(".caption")
     page.point(page.one("#mode-help"), across=0.5, down=0.5)
     page.wait("!document.querySelector('.caption').textContent.includes('attends')")
     assert page.canvas_data() == before
@@ -188,12 +187,11 @@ def test_pointing_at_a_patch_shows_its_attention(page: Page, directory: Path, se
 def test_cropped_parts_are_dimmed_and_have_no_patches(page: Page, directory: Path) -> None:
     page.open()
     page.upload(directory / "wide.png")
-    page.set("#model", "second")  # which cuts out the middle
-    page.settle()
+    page.select_model("second")  # which crops to the middle
     canvas = page.one(".stage canvas")
     page.point(canvas, across=0.05, down=0.5)
     assert "column" not in page.text(".caption").partition("strongest patch")[0]
-    # Of 180 × 60 pixels the middle of 32 / 36 of the height is images: 53 pixels, from 63.3 to 116.7.
+    # Of 180 × 60 pixels the model sees a square in the middle, 32 / 36 of the height: from 63.3 to 116.7.
     page.point(canvas, across=0.36, down=0.5)
     page.wait_for_text(".caption", "column 1 has")
     page.point(canvas, across=0.64, down=0.5)
@@ -243,11 +241,11 @@ def test_effect_of_int8_is_shown_with_its_agreement(page: Page, directory: Path)
     assert "Effect of int8" in page.text("#comparison")
     assert "images" in page.text("#facts .measured")
     assert "compared with fp32" in page.text("#facts p:last-child")
-    output = page.run(
+    options = page.run(
         "return [...document.querySelectorAll('#second option')].map((each) => [each.value, each.disabled])"
     )
-    assert ["first", True] in output  # nothing is compared with itself
-    assert ["second-int8", False] in output
+    assert ["first", True] in options  # nothing is compared with itself
+    assert ["second-int8", False] in options
 
 
 # Errors
@@ -267,12 +265,12 @@ def test_broken_file_is_an_error_on_its_own_card(page: Page, directory: Path) ->
 STUB = """
 window.count = 0;
 const real = window.fetch;
-window.fetch = (path, how) => {
-  if (String(path).includes("v1/predict") && window.count++ < arguments_count) {
-    const how = {status: STATUS, headers: {"Retry-After": "1"}};
-    return Promise.resolve(new Response(JSON.stringify({error: "the queue is full"}), how));
+window.fetch = (path, options) => {
+  if (String(path).includes("v1/predict") && window.count++ === 0) {
+    const rejection = {status: STATUS, headers: {"Retry-After": "1"}};
+    return Promise.resolve(new Response(JSON.stringify({error: "the queue is full"}), rejection));
   }
-  return real(path, how);
+  return real(path, options);
 };
 """
 
@@ -284,9 +282,10 @@ window.fetch = (path, how) => {
 def test_busy_server_is_retried(page: Page, directory: Path, status: int, words: str) -> None:
     page.open()
     page.wait_for_text("#facts", "pixels")
-    page.run(STUB.replace("arguments_count", "1").replace("STATUS", str(status)))
+    page.run(STUB.replace("STATUS", str(status)))
+    page.record_texts(".state.busy")
     page.one("#files").send_keys(str(directory / "0.png"))
-    page.wait_for_text(".state.busy", words)
+    page.wait_for_recorded(words)
     page.wait("document.querySelectorAll('.labels li').length === 5")
     assert page.run("return window.count") == 2
 
@@ -298,7 +297,7 @@ def test_busy_server_is_retried(page: Page, directory: Path, status: int, words:
 def test_rejection_is_explained(page: Page, directory: Path, status: int, words: str, again: bool) -> None:
     page.open()
     page.wait_for_text("#facts", "pixels")
-    page.run(STUB.replace("arguments_count", "1").replace("STATUS", str(status)))
+    page.run(STUB.replace("STATUS", str(status)))
     page.one("#files").send_keys(str(directory / "0.png"))
     page.wait_for_text(".state.failed", words)
     page.wait_for_text(".state.failed", "The queue is full.")
@@ -312,20 +311,19 @@ def test_rejection_is_explained(page: Page, directory: Path, status: int, words:
 def test_page_reconnects_after_the_server_was_unreachable(page: Page, directory: Path) -> None:
     page.open()
     page.upload(directory / "0.png")
-    gone = {"offline": True, "latency": 0, "downloadThroughput": -1, "uploadThroughput": -1}
+    offline = {"offline": True, "latency": 0, "downloadThroughput": -1, "uploadThroughput": -1}
     page.command("Network.enable", {})
-    page.command("Network.emulateNetworkConditions", gone)
+    page.command("Network.emulateNetworkConditions", offline)
     try:
         page.one("#files").send_keys(str(directory / "1.png"))
         page.wait_for_text(".state.failed", "The server is not reachable.")
         page.wait("document.querySelector('#health').dataset.state === 'down'")
         assert len(page.all(".labels li")) == 5  # what was answered stays
     finally:
-        page.command("Network.emulateNetworkConditions", gone | {"offline": False})
+        page.command("Network.emulateNetworkConditions", offline | {"offline": False})
     page.wait("document.querySelectorAll('.labels li').length === 10")
     page.wait("document.querySelector('#health').dataset.state === 'ready'")
-    lost = [each for each in page.console_errors() if "ERR_INTERNET_DISCONNECTED" not in each]
-    assert lost == []
+    assert [each for each in page.console_errors() if "ERR_INTERNET_DISCONNECTED" not in each] == []
 
 
 def test_names_are_never_interpreted_as_html(page: Page, directory: Path) -> None:
@@ -395,11 +393,11 @@ def test_curves_are_read_with_pointer_and_arrow_keys(page: Page) -> None:
     page.press(Keys.ARROW_RIGHT)
     page.wait_for_text("#charts .chart:first-child .readout", "step 2")
     assert "1.5" in page.text("#charts .chart:first-child .readout")
-    announcements = "Loss, step 2. "
-    page.wait_for_text("#announcements p", announcements)
+    title = "Loss, step 2. "
+    page.wait_for_text("#announcements p", title)
     label = page.run("return arguments[0].getAttribute('aria-label')", plots[0])
     assert label in page.texts("#announcements p")
-    values = label.removeprefix(announcements).removesuffix(".").split("; ")
+    values = label.removeprefix(title).removesuffix(".").split("; ")
     assert "early: 1.5" in values
     assert "early, validation: 0.4 at step 10" in values
 
@@ -418,9 +416,9 @@ def test_contrast_and_accessible_names(page: Page, directory: Path, dark: bool) 
     assert (sum(map(int, ground.removeprefix("rgb(").removesuffix(")").split(","))) < 380) == dark
     assert page.low_contrast_texts() == []
     assert page.unnamed_elements() == []
-    for path, other in (("/#training", "#latest td"), ("/docs", ".route")):
+    for path, content in (("/#training", "#latest td"), ("/docs", ".route")):
         page.open(path, dark=dark)
-        page.wait("document.querySelectorAll(arguments[0]).length > 0", other)
+        page.wait("document.querySelectorAll(arguments[0]).length > 0", content)
         page.run("for (const each of document.querySelectorAll('details')) each.open = true")
         assert page.low_contrast_texts() == []
         assert page.unnamed_elements() == []
@@ -432,13 +430,13 @@ def test_phone_layout_has_no_horizontal_scrolling(page: Page, directory: Path) -
     page.set("#second", "second")
     page.wait("document.querySelectorAll('.badge:not([hidden])').length === 2")
     page.settle()
-    for path, other in ((None, ".card"), ("/#training", "#latest td"), ("/docs", ".route")):
+    for path, content in ((None, ".card"), ("/#training", "#latest td"), ("/docs", ".route")):
         if path:
             page.open(path, width=390)
-        page.wait("document.querySelectorAll(arguments[0]).length > 0", other)
+        page.wait("document.querySelectorAll(arguments[0]).length > 0", content)
         page.run("for (const each of document.querySelectorAll('details')) each.open = true")
-        wide, window = page.widths()
-        assert wide <= window == 390
+        page_width, window_width = page.widths()
+        assert page_width <= window_width == 390
         beyond = page.run(
             "return [...document.querySelectorAll('main *')]"
             ".filter((each) => !each.closest('.scroll, pre, .visually-hidden, svg')"
@@ -450,13 +448,13 @@ def test_phone_layout_has_no_horizontal_scrolling(page: Page, directory: Path) -
 def test_page_works_with_the_keyboard(page: Page, directory: Path) -> None:
     page.open()
     page.wait_for_text("#facts", "pixels")
-    page.run("window.asked = 0; document.querySelector('#files').click = () => { window.asked += 1; }")
+    page.run("window.clicks = 0; document.querySelector('#files').click = () => { window.clicks += 1; }")
     page.tab_to("#pick")
     outline = page.run("return getComputedStyle(document.activeElement).outlineStyle")
     assert outline != "none"
     page.press(Keys.ENTER)
     page.press(Keys.SPACE)
-    assert page.run("return window.asked") == 2
+    assert page.run("return window.clicks") == 2
     page.upload(directory / "2.png")
     page.tab_to("input[name=mode]")
     page.press(Keys.ARROW_RIGHT)
@@ -480,8 +478,9 @@ def test_page_works_with_the_keyboard(page: Page, directory: Path) -> None:
 def test_docs_list_all_routes_with_examples(page: Page, server: RunningServer) -> None:
     page.open("/docs")
     page.wait("document.querySelectorAll('.route').length > 0")
-    described = server.get("/openapi.json").json["paths"]
-    assert page.texts(".path") == [path for path, methods in described.items() for _ in methods]
+    paths = server.get("/openapi.json").json["paths"]
+    assert page.texts(".path") == [path for path, methods in paths.items() for _ in methods]
+    assert "probability: number" in page.text(".route pre")
     assert all(text.startswith("curl") for text in page.texts(".route .curl"))
 
 
@@ -491,19 +490,19 @@ def test_curl_examples_work_unmodified(page: Page, directory: Path, tmp_path: Pa
     Image.fromarray(large).save(tmp_path / "photo.jpg", quality=98)
     page.open("/docs")
     page.wait("document.querySelectorAll('.route').length > 0")
-    asking = [text for text in page.texts(".route .curl") if "photo.jpg" in text]
-    assert any("/infer'" in text for text in asking)
-    for text in asking:
+    examples = [text for text in page.texts(".route .curl") if "photo.jpg" in text]
+    assert any("/infer'" in text for text in examples)
+    for text in examples:
         command = text.replace("/NAME/", "/first/").replace("curl ", "curl --silent --show-error --fail ", 1)
-        done = subprocess.run(["sh", "-c", command], cwd=tmp_path, capture_output=True, timeout=TIMEOUT, check=False)
-        assert done.returncode == 0, f"{text}: {done.stderr.decode()}"
-        assert json.loads(done.stdout)
+        result = subprocess.run(["sh", "-c", command], cwd=tmp_path, capture_output=True, timeout=TIMEOUT, check=False)
+        assert result.returncode == 0, f"{text}: {result.stderr.decode()}"
+        assert json.loads(result.stdout)
 
 
 def test_token_is_requested_once(page: Page, directory: Path) -> None:
     secret = "correct horse battery"
-    with run_server(directory / "first", environment={"VITKIT_TOKEN": secret}) as guarded:
-        other = Page(page.driver, guarded.url)
+    with run_front_end(token=secret) as front_end:
+        other = Page(page.driver, front_end.url)
         other.open()
         other.wait("document.querySelector('#token-dialog')?.open")
         other.one("#token").send_keys("wrong")
@@ -512,7 +511,7 @@ def test_token_is_requested_once(page: Page, directory: Path) -> None:
         other.one("#token").send_keys(secret)
         other.press(Keys.ENTER)
         other.upload(directory / "0.png")
-        assert len(other.all(".labels li")) == 5
+        assert other.texts(".labels .label") == ["cat"]
         other.driver.refresh()
         other.wait_for_text("#facts", "pixels")
         assert other.all("dialog") == []

@@ -1,6 +1,8 @@
 """The web page while servers restart, runs appear and disappear, and views change."""
 
+import os
 import shutil
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -8,7 +10,8 @@ import pytest
 import torch
 from PIL import Image
 from server.browser import Page, create_run, needs_chromium, without_side_effects
-from server.serving import RunningServer, encode_image, run_server, save_tiny_model
+from server.front_end import run_front_end
+from server.serving import RunningServer, encode_image, run_server, wait_until
 
 import vitkit
 from vitkit.core.metrics_log import MetricsLog
@@ -34,7 +37,6 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
         model.reset_parameters(torch.Generator().manual_seed(seed))
         torch.nn.init.normal_(model.head.weight, std=0.2, generator=torch.Generator().manual_seed(seed))
         vitkit.save(model, folder / name, labels=NAMESAKES)
-    save_tiny_model(folder / "third", num_classes=3, seed=3)
     for seed in range(4):
         (folder / f"{seed}.png").write_bytes(encode_image(seed, side=60))
     create_run(folder / "runs", "early", steps=40)
@@ -48,7 +50,7 @@ def server(directory: Path) -> Iterator[RunningServer]:
         yield running
 
 
-def watch(page: Page, *names: str) -> None:
+def select_runs(page: Page, *names: str) -> None:
     """Select exactly these runs."""
     for name in names:
         page.wait_for_text(".run-name", name)
@@ -56,12 +58,12 @@ def watch(page: Page, *names: str) -> None:
         const box = row.querySelector("input");
         if (box.checked !== arguments[0].includes(row.dataset.name)) box.click(); }"""
     page.run(script, names)
-    page.wait("document.querySelectorAll('#latest tbody tr').length === arguments[0]", len(names))
+    wait_until(lambda: sorted(page.texts("#latest tbody th")) == sorted(names))
 
 
-def log(run: Path, **numbers: float) -> None:
-    with MetricsLog(run / "metrics.jsonl") as lines:
-        lines.write(**numbers)
+def append_record(run: Path, **record: float) -> None:
+    with MetricsLog(run / "metrics.jsonl") as log:
+        log.write(**record)
 
 
 # Views
@@ -71,7 +73,7 @@ def log(run: Path, **numbers: float) -> None:
 def test_curves_continue_after_the_skip_link(page: Page, directory: Path, way: str) -> None:
     run = create_run(directory / "runs", f"skipped-{way}", steps=40)
     page.open("/#training")
-    watch(page, run.name)
+    select_runs(page, run.name)
     page.wait_for_text("#latest td", "0.3")
     page.run("document.querySelector('.skip').click()")
     page.wait("location.hash === '#main'")
@@ -81,22 +83,22 @@ def test_curves_continue_after_the_skip_link(page: Page, directory: Path, way: s
     else:
         page.one("#to-training").click()
     page.wait("location.hash === '#training'")
-    log(run, step=20, loss=0.0625)
+    append_record(run, step=20, loss=0.0625)
     page.wait_for_text("#latest td", "0.0625")
 
 
 def test_table_is_updated_in_place(page: Page, directory: Path) -> None:
     run = create_run(directory / "runs", "placed", steps=40)
     page.open("/#training", width=390)
-    watch(page, run.name)
+    select_runs(page, run.name)
     page.wait_for_text("#latest td", "0.3")
     page.tab_to("#latest .scroll")
-    page.run("""window.kept = document.activeElement; kept.scrollLeft = 40;
-        window.cells = [...kept.querySelectorAll('tbody > tr > *')]; window.head = kept.querySelector('thead th');""")
-    assert page.run("return kept.scrollLeft") == 40  # wider than a phone
-    log(run, step=20, loss=0.0625)
+    page.run("""window.box = document.activeElement; box.scrollLeft = 40;
+        window.cells = [...box.querySelectorAll('tbody > tr > *')]; window.head = box.querySelector('thead th');""")
+    assert page.run("return box.scrollLeft") == 40  # wider than a phone
+    append_record(run, step=20, loss=0.0625)
     page.wait_for_text("#latest td", "0.0625")
-    assert page.run("return document.activeElement === kept && kept.scrollLeft === 40 && head.isConnected")
+    assert page.run("return document.activeElement === box && box.scrollLeft === 40 && head.isConnected")
     assert page.run("return cells.map((cell) => cell.isConnected)") == [True, False, True, True, True, True]
 
 
@@ -123,36 +125,38 @@ def test_controls_are_not_restored_on_reload(page: Page) -> None:
 
 
 def test_removed_run_disappears(page: Page, directory: Path) -> None:
-    stays, goes = (create_run(directory / "runs", name, steps=40) for name in ("stays", "goes"))
+    kept, removed = (create_run(directory / "runs", name, steps=40) for name in ("kept", "removed"))
     page.open("/#training")
-    watch(page, stays.name, goes.name)
+    select_runs(page, kept.name, removed.name)
     page.wait("document.querySelectorAll('#charts .chart:first-child .line.trained').length === 2")
-    shutil.rmtree(goes)
-    page.wait("!document.querySelector('#runs li[data-name=goes]')")
+    shutil.rmtree(removed)
+    page.wait("!document.querySelector('#runs li[data-name=removed]')")
     page.wait("document.querySelectorAll('#latest tbody tr').length === 1")
-    assert page.texts("#latest tbody th") == ["stays"]
+    assert page.texts("#latest tbody th") == ["kept"]
     assert len(page.all("#charts .chart:first-child .line.trained")) == 1
 
 
 def test_missing_run_does_not_affect_others(page: Page, directory: Path) -> None:
-    stays, goes = (create_run(directory / "runs", name, steps=40) for name in ("lasting", "leaving"))
+    present, missing = (create_run(directory / "runs", name, steps=40) for name in ("present", "missing"))
     page.open("/#training")
-    watch(page, stays.name, goes.name)
-    page.run("""const real = window.fetch; window.missed = 0;
-        window.fetch = (path, how) => {
-          if (!String(path).startsWith("v1/runs/leaving")) return real(path, how);
-          window.missed += 1;
-          return Promise.resolve(new Response('{"error": "other is no run of that name"}', {status: 404}));
+    select_runs(page, present.name, missing.name)
+    page.run("""const real = window.fetch; window.requested = 0;
+        window.fetch = (path, options) => {
+          if (!String(path).startsWith("v1/runs/missing")) return real(path, options);
+          window.requested += 1;
+          return Promise.resolve(new Response('{"error": "no such run"}', {status: 404}));
         };""")
-    page.wait("window.missed > 0")
-    log(stays, step=20, loss=0.0625)
+    page.wait("window.requested > 0")
+    append_record(present, step=20, loss=0.0625)
     page.wait_for_text("#latest td", "0.0625")
     assert not page.run("return document.querySelector('#training-note').textContent")
 
 
 def test_new_run_is_listed_first(page: Page, directory: Path) -> None:
+    for file in (directory / "runs" / "early").iterdir():
+        os.utime(file, (time.time() - 7200.0,) * 2)
     page.open("/#training")
-    page.wait_for_text(".run-name", "early")
+    page.wait_for_text("#runs li[data-name=early] .step", "step 10 of 40 · 2 h ago")
     create_run(directory / "runs", "newest", steps=40)
     page.wait_for_text(".run-name", "newest")
     assert page.texts(".run-name")[0] == "newest"
@@ -160,13 +164,13 @@ def test_new_run_is_listed_first(page: Page, directory: Path) -> None:
 
 def test_rarely_logged_metric_keeps_its_chart(page: Page, directory: Path) -> None:
     run = create_run(directory / "runs", "long", steps=1000)
-    with MetricsLog(run / "metrics.jsonl") as lines:
+    with MetricsLog(run / "metrics.jsonl") as log:
         for step in range(11, 301):
-            lines.write(step=step, loss=3.0 / step)
+            log.write(step=step, loss=3.0 / step)
             if step == 150:
-                lines.write(step=step, val_loss=0.2, val_top5=0.9)
+                log.write(step=step, val_loss=0.2, val_top5=0.9)
     page.open("/#training")
-    watch(page, run.name)
+    select_runs(page, run.name)
     page.wait_for_text(".more figcaption b", "top5")
     assert page.run("return [...document.querySelectorAll('.more .chart')].filter((each) => !each.hidden).length") == 2
 
@@ -175,7 +179,10 @@ def test_rarely_logged_metric_keeps_its_chart(page: Page, directory: Path) -> No
 
 
 def test_server_without_models_shows_runs(page: Page, directory: Path) -> None:
-    with run_server("--runs", directory / "runs") as bare, without_side_effects(Page(page.driver, bare.url)) as other:
+    with (
+        run_front_end(models=(), runs=directory / "runs") as front_end,
+        without_side_effects(Page(page.driver, front_end.url)) as other,
+    ):
         other.open()
         other.wait("location.hash === '#training' && !document.querySelector('#training-view').hidden")
         other.wait_for_text(".run-name", "early")
@@ -193,10 +200,10 @@ HELD = """
 const real = window.fetch;
 const open = new Promise((resolve) => { window.release = resolve; });
 let failures = FAILURES;
-window.fetch = async (path, how) => {
+window.fetch = async (path, options) => {
   if (path === "v1/models") await open;
-  if (path === "v1/models/first" && failures-- > 0) throw new TypeError("nobody other");
-  return real(path, how);
+  if (path === "v1/models/first" && failures-- > 0) throw new TypeError("failed to fetch");
+  return real(path, options);
 };
 """
 
@@ -204,34 +211,32 @@ window.fetch = async (path, how) => {
 @pytest.mark.parametrize("failures", [0, 1])
 def test_image_waits_for_the_models(page: Page, directory: Path, failures: int) -> None:
     script = {"source": HELD.replace("FAILURES", str(failures))}
-    held = page.command("Page.addScriptToEvaluateOnNewDocument", script)["identifier"]
+    script_id = page.command("Page.addScriptToEvaluateOnNewDocument", script)["identifier"]
     try:
         page.open()
         page.one("#files").send_keys(str(directory / "0.png"))
         page.wait_for_text(".card .state.working", "waiting for the models")
+        page.record_texts("#upload-note")
         page.run("release()")
         if failures:  # of the first request for model details, which is retried
-            page.wait_for_text("#upload-note", "The page reconnects when it is back.")
+            page.wait_for_recorded("The page reconnects when it is back.")
         page.wait("document.querySelectorAll('.labels li').length === 4")
         assert "waiting" not in page.text(".card")
         page.wait("document.querySelector('#health').dataset.state === 'ready'")
         assert "are not stored" in page.text("#upload-note")
     finally:
-        page.command("Page.removeScriptToEvaluateOnNewDocument", {"identifier": held})
+        page.command("Page.removeScriptToEvaluateOnNewDocument", {"identifier": script_id})
 
 
 def test_selection_survives_a_server_restart(page: Page, directory: Path) -> None:
-    def models(*names: str) -> list[str]:
-        return [f"{name}={directory / name}" for name in names]
-
-    with run_server(*models("first", "second")) as before:
-        other, port = Page(page.driver, before.url), before.url.rpartition(":")[2]
+    with run_front_end(models=("first", "second")) as front_end:
+        other, port = Page(page.driver, front_end.url), front_end.address[1]
         other.open()
         other.upload(directory / "0.png")
         other.run("document.querySelector('.stage').focus()")
     other.set("#second", "second")
     other.wait_for_text("#upload-note", "The page reconnects when it is back.")
-    with run_server(*models("first", "second", "third"), "--port", port):
+    with run_front_end(models=("first", "second", "third"), port=port):
         other.wait("document.querySelectorAll('.model-panel .labels ol').length === 2")
         other.wait("document.querySelector('#health').dataset.state === 'ready'")
         assert other.run("return document.querySelector('#second').value") == "second"
@@ -247,11 +252,11 @@ def test_removed_model_is_replaced_by_the_first(page: Page, directory: Path) -> 
     page.open()
     page.upload(directory / "0.png")
     page.run("""const real = window.fetch;
-        window.fetch = async (path, how) => {
-          const known = path === "v1/models" ? (await (await real(path, how)).json()).models : [];
-          if (known.length) return new Response(JSON.stringify({models: known.filter(({name}) => name === "second")}));
-          if (!path.includes("model=first")) return real(path, how);
-          return new Response('{"error": "other is no model of this name"}', {status: 404});
+        window.fetch = async (path, options) => {
+          const all = path === "v1/models" ? (await (await real(path, options)).json()).models : [];
+          if (all.length) return new Response(JSON.stringify({models: all.filter(({name}) => name === "second")}));
+          if (!path.includes("model=first")) return real(path, options);
+          return new Response('{"error": "no such model"}', {status: 404});
         };""")
     page.one("#files").send_keys(str(directory / "1.png"))
     page.wait("document.querySelectorAll('.labels ol[aria-label*=second]').length === 2")

@@ -99,7 +99,7 @@ def test_limit_survives_nonsense_measurements(seconds: float) -> None:
         queue.record_completion(1, seconds)
     assert 1 <= queue.limit <= 50_000
     queue.record_completion(0, 5.0)
-    assert queue.retry_after() == 1
+    assert queue.retry_after == 1
 
 
 @in_event_loop

@@ -139,9 +139,9 @@ def test_models_are_listed_and_described(server: RunningServer) -> None:
         "agreement": None,
         "agreed": None,
     }
-    page = server.get("/v1/models/sky").json
-    assert page["labels"] == [f"class-{number}" for number in range(5)]
-    assert page["preprocessing"]["size"] == {"height": 32, "width": 32}
+    details = server.get("/v1/models/sky").json
+    assert details["labels"] == [f"class-{number}" for number in range(5)]
+    assert details["preprocessing"]["size"] == {"height": 32, "width": 32}
 
 
 def test_model_without_classes_has_features_only(server: RunningServer) -> None:
@@ -203,15 +203,15 @@ def test_wrong_method_is_rejected_with_the_right_one(server: RunningServer) -> N
 
 def test_head_is_get_without_a_body(server: RunningServer) -> None:
     for path in ("/", "/v2/health/ready", "/v1/models", "/nothing"):
-        body, requests = request(f"{server}{path}", method="HEAD"), server.get(path)
-        assert (body.status, body.body) == (requests.status, b"")
-        assert body.headers["content-length"] == str(len(requests.body))
+        head, get = request(f"{server}{path}", method="HEAD"), server.get(path)
+        assert (head.status, head.body) == (get.status, b"")
+        assert head.headers["content-length"] == str(len(get.body))
     assert request(f"{server}/v1/predict", method="HEAD").status == 405
 
 
 def test_exif_rotates_the_image_and_is_not_returned(server: RunningServer, predictor: Predictor) -> None:
     pixels = np.random.default_rng(0).integers(0, 255, (40, 24, 3), dtype=np.uint8)
-    body = []
+    responses = []
     for orientation, turn in ((1, None), (6, Image.Transpose.ROTATE_90)):
         image = Image.fromarray(pixels)
         exif = image.getexif()
@@ -220,8 +220,8 @@ def test_exif_rotates_the_image_and_is_not_returned(server: RunningServer, predi
         (image if turn is None else image.transpose(turn)).save(file, "PNG", exif=exif)
         response = server.post("/v1/predict", file.getvalue())
         assert b"secret" not in response.body
-        body.append(response.json)
-    assert body[0] == body[1]
+        responses.append(response.json)
+    assert responses[0] == responses[1]
 
 
 def test_responses_do_not_depend_on_concurrent_requests(server: RunningServer, predictor: Predictor) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import sys
 import tracemalloc
 from pathlib import Path
 from typing import Any
@@ -74,9 +75,11 @@ def test_killed_run_is_stopped_although_its_lock_file_remains(directory: Path) -
 
 def test_unchanged_runs_are_not_parsed_again(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     parsed: list[str] = []
-    read_toml, last_record = runs_api.read_toml, runs_api._last_record
+    read_toml, last_record = runs_api.read_toml, runs_api._read_last_record
     monkeypatch.setattr(runs_api, "read_toml", lambda path: (parsed.append(path.parent.name), read_toml(path))[1])
-    monkeypatch.setattr(runs_api, "_last_record", lambda path: (parsed.append(path.parent.name), last_record(path))[1])
+    monkeypatch.setattr(
+        runs_api, "_read_last_record", lambda path: (parsed.append(path.parent.name), last_record(path))[1]
+    )
     for name in "abc":
         (create_run(directory, name) / "metrics.jsonl").write_text('{"step": 1}\n', encoding="utf-8")
     client = create_client(directory)
@@ -210,12 +213,24 @@ def test_unexpected_error_in_one_run_is_logged(
             raise OverflowError("unexpected")
         return 7
 
-    monkeypatch.setattr(runs_api, "_total_steps", fail)
+    monkeypatch.setattr(runs_api, "_compute_total_steps", fail)
     for name in ("bad", "good"):
         create_run(directory, name)
     listed = {run["name"]: run["steps"] for run in get_json(create_client(directory), "/v1/runs")["runs"]}
     assert listed == {"good": 7, "bad": None}
     assert "bad cannot be read" in caplog.text
+
+
+def test_deeply_nested_values_are_damaged_or_left_out(directory: Path) -> None:
+    """Near the recursion limit a value can be parsed and not encoded again."""
+    run, client = create_run(directory), create_client(directory)
+    for depth in range(sys.getrecursionlimit() - 30, sys.getrecursionlimit()):
+        nested = '"x": ' + "[" * depth + "]" * depth
+        (run / "metrics.jsonl").write_text(f'{{"step": 1, {nested}}}\n{{"step": 2}}\n', encoding="utf-8")
+        (run / "summary.json").write_text(f"{{{nested}}}", encoding="utf-8")
+        response = client.get("/v1/runs/first")
+        assert response.status_code == 200
+        assert response.content.endswith(b'{"step": 2}]}')
 
 
 def test_infinite_numbers_are_sent_as_valid_json(directory: Path) -> None:

@@ -148,7 +148,7 @@ def test_worker_with_invalid_messages_is_replaced(data: bytes, caplog: pytest.Lo
         assert harness.queue.size == 1
         harness.queue.expire(worker_is_alive=harness.supervisor.is_alive)
         await harness.supervisor.check()
-        assert harness.queue.retry_after() == 1
+        assert harness.queue.retry_after == 1
         harness.response.cancel()
 
     asyncio.run(main())

@@ -3,19 +3,18 @@
 import errno
 import itertools
 import math
-import os
 import queue
 import socket
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from server.front_end import FakeClock
 from server.serving import TIMEOUT
 
 from vitkit.core.errors import DataError
@@ -53,7 +52,7 @@ class BlockingModel(ServedModel):
 
 
 def make_worker(sock: socket.socket, model: ServedModel, *, threads: int, slots: int, **options: Any) -> Worker:
-    options = {"decoders": threads} | options
+    options = {"decoders": threads, "clock": FakeClock()} | options
     return Worker(sock, LimitsConfig(batch=4), {"pets": model}, threads=threads, slots=slots, **options)
 
 
@@ -165,13 +164,11 @@ def test_hang_of_one_thread_is_reported_while_others_work(
     worker.listen(iter(()))
     receive(worker, 1)
     model.next_batch()
-    for thread, (is_attention, start) in worker.running.items():
-        worker.running[thread] = is_attention, start - 1000.0
+    worker.clock.advance(1000.0)
     receive(worker, 2)
     model.next_batch()
-    heartbeat = worker.heartbeat({"ping": 1})
-    assert heartbeat["predicting"] >= 1000.0
-    assert heartbeat["attention"] == heartbeat["decoding"] == 0.0
+    pong = worker.build_pong({"ping": 1})
+    assert pong == {"pong": 1, "predicting": 1000.0, "attention": 0.0, "decoding": 0.0}
     model.allowed.release(2)
     assert read_ids(sock, 2) == [1, 2]
 
@@ -314,11 +311,12 @@ def test_image_that_cannot_be_decoded_gets_422_with_hint(
 def test_worker_ends_with_its_front_end_while_loading() -> None:
     ours, theirs = socket.socketpair()
     with theirs:
-        command = [sys.executable, "-m", "vitkit.server.worker_process", str(theirs.fileno())]
+        command = [sys.executable, "-m", "vitkit.server.worker_start", str(theirs.fileno())]
         process = subprocess.Popen(command, pass_fds=[theirs.fileno()])
-    ours.close()
+    with ours:
+        ours.settimeout(TIMEOUT)
+        assert next(read_messages(ours))[0] == {"starting": "importing"}
     assert process.wait(TIMEOUT) == 0
-    assert not Path(f"/proc/{process.pid}").exists() or os.name != "posix"
 
 
 def test_heartbeat_is_sent_until_the_models_are_loaded() -> None:

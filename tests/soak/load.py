@@ -363,7 +363,7 @@ def run(work: Coroutine[Any, Any, T]) -> T:
 
 
 class TrivialServer(asyncio.Protocol):
-    """Protocol that responses every request at once; for measuring the generator itself."""
+    """Protocol that answers every request at once, to measure the generator itself."""
 
     response = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 2\r\n\r\n{}"
 

@@ -22,6 +22,7 @@ from vitkit.inference.benchmark import BenchmarkResult, benchmark_model
 from vitkit.inference.engine import check_precision, resolve_device
 from vitkit.server.background import Server, start_server
 from vitkit.server.config import (
+    TOKEN_VARIABLE,
     ServerOptions,
     TokenError,
     configure_server,
@@ -185,7 +186,7 @@ def serve(  # noqa: PLR0913  the options of `vitkit serve`
     with ExitStack() as cleanup:
         sources = _write_models(models, cleanup)
         config, configured = configure_server(sources, settings or {}, precisions=parse_precisions(",".join(precision)))
-        token = check_token(os.environ.get("VITKIT_TOKEN", "").strip() or None if token is None else token)
+        token = check_token(os.environ.get(TOKEN_VARIABLE, "").strip() or None if token is None else token)
         sock, host = _open_socket(fd, host=host, port=port, has_token=token is not None)
         options = ServerOptions(
             models=configured,

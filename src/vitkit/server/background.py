@@ -23,11 +23,10 @@ from typing import Any
 from vitkit.core import errors
 from vitkit.core.config import from_mapping, to_mapping
 from vitkit.core.errors import VitkitError
-from vitkit.server.config import ModelConfig, ServeConfig, ServerOptions
+from vitkit.server.config import TOKEN_VARIABLE, ModelConfig, ServeConfig, ServerOptions
 
 STOP_SECONDS = 10.0
 """Seconds that a server may take to stop, in addition to `limits.drain`."""
-TOKEN_VARIABLE = "VITKIT_TOKEN"
 
 
 class Server:

@@ -17,6 +17,8 @@ Precision = Literal["fp32", "bf16", "int8"]
 MODEL_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*")
 """Model names are part of URLs."""
 LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")
+TOKEN_VARIABLE = "VITKIT_TOKEN"
+"""Environment variable with the token; child processes do not get it."""
 
 
 @dataclass(frozen=True, kw_only=True)

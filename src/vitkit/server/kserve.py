@@ -77,7 +77,7 @@ def _parse_input(
         raise HTTPError(400, "the shape of an input must be a list of positive integers")
     if shape[0] > spec.max_images:
         raise HTTPError(413, f"too many images: expected at most {spec.max_images}, got {shape[0]}")
-    binary = _binary_data(tensor, raw)
+    binary = _get_binary_data(tensor, raw)
     if name == "image" and datatype == "BYTES" and (len(shape) == 1 or math.prod(shape) == shape[0]):
         return _read_files(tensor, binary, shape[0]), None
     if name == "pixels" and datatype == "FP32" and tuple(shape[1:]) == spec.shape:
@@ -87,7 +87,7 @@ def _parse_input(
     raise HTTPError(400, f"expected {expected}; got {got}")
 
 
-def _binary_data(tensor: dict[str, Any], raw: memoryview) -> memoryview | None:
+def _get_binary_data(tensor: dict[str, Any], raw: memoryview) -> memoryview | None:
     parameters = tensor.get("parameters")
     size = parameters.get("binary_data_size") if isinstance(parameters, dict) else None
     if size is None:

@@ -34,13 +34,13 @@ NO_STORE = (b"cache-control", b"no-store")
 
 INFERENCE_ROUTE = "/v2/models/{name}/infer"
 ROUTES = frozenset(
-    {"/", "/docs", "/openapi.json", "/metrics", "/web/{file}"}
+    {"/", "/docs", "/openapi.json", "/metrics", "/web/{name}"}
     | {"/v1/models", "/v1/predict", "/v1/features", "/v1/attention", "/v1/runs", "/v1/models/{name}", "/v1/runs/{name}"}
     | {"/v2", "/v2/health/live", "/v2/health/ready", "/v2/models/{name}", "/v2/models/{name}/ready", INFERENCE_ROUTE}
 )
 ROUTE_PATTERNS = [(re.compile(re.sub(r"{\w+}", "[^/]+", route)), route) for route in ROUTES if "{" in route]
 QUEUED_ROUTES = frozenset({"/v1/predict", "/v1/features", "/v1/attention", INFERENCE_ROUTE})
-PUBLIC_ROUTES = frozenset({"/", "/docs", "/web/{file}", "/v2/health/live", "/v2/health/ready"})
+PUBLIC_ROUTES = frozenset({"/", "/docs", "/web/{name}", "/v2/health/live", "/v2/health/ready"})
 
 UNIQUE_HEADERS = {b"host": "Host", b"authorization": "Authorization"}
 """Headers that decide about access: a proxy and this server might each read another one of two."""
@@ -168,4 +168,4 @@ class RequestFilter:
         length = int(headers.get(b"content-length", 0))
         self.queue.check_body(length, buffered=self.queue.buffered + length)
         if route in QUEUED_ROUTES and not self.queue.has_room():
-            raise QueueFull(self.queue.retry_after())
+            raise QueueFull(self.queue.retry_after)

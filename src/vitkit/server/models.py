@@ -94,7 +94,7 @@ class ServedModel:
         weights = attention.mean(dim=0) if head is None else attention[head]
         return weights[vit.config.prefix :, vit.config.prefix :]
 
-    def description(self) -> dict[str, Any]:
+    def describe(self) -> dict[str, Any]:
         """Return the response of /v1/models/NAME."""
         model, preprocessing, agreement = self.model, self.preprocessing, self.agreement
         vit = model if isinstance(model, ViT) else None

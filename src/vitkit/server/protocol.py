@@ -7,12 +7,12 @@ second. A request for which the queue has no room is rejected here as soon as it
 
 import asyncio
 import heapq
+import re
 import time
 from collections.abc import Callable
-from typing import cast
+from typing import Any, cast
 
 import uvicorn
-from uvicorn._types import ASGI3Application
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from vitkit.core.errors import ConfigError
@@ -21,7 +21,7 @@ from vitkit.server.ipc import HTTPError
 from vitkit.server.middleware import NO_STORE, SECURITY_HEADERS, RequestFilter, Scope
 
 MIN_UVICORN = (0, 45)
-"""First version with `_start_asgi_task`, the private method that this module overrides."""
+"""First version that starts requests with `_start_asgi_task`, a private method that `Connection` overrides."""
 MAX_HEADER_BYTES = 65_536
 """Bytes of the request line and headers."""
 MAX_PIPELINED = 8
@@ -31,12 +31,13 @@ DRAIN_GRACE = 1.0
 COMMON_HEADERS = b"".join(b"%b: %b\r\n" % header for header in (*SECURITY_HEADERS, NO_STORE))
 
 
-def check_uvicorn(version: str = uvicorn.__version__) -> None:
-    """Raise an error if uvicorn lacks the private method that `Connection` overrides."""
-    major, minor = (int(part) for part in version.split(".")[:2])
-    if (major, minor) < MIN_UVICORN or not hasattr(HttpToolsProtocol, "_start_asgi_task"):
-        hint = "pip install --upgrade 'vitkit[serve]'"
-        raise ConfigError("uvicorn is too old", expected="0.45 or newer", got=version, hint=hint)
+def check_uvicorn(version: str = uvicorn.__version__, protocol: Any = HttpToolsProtocol) -> None:
+    """Raise an error unless uvicorn calls the private methods that `Connection` overrides: limits would not apply."""
+    is_old = tuple(map(int, re.findall(r"\d+", version)[:2])) < MIN_UVICORN
+    is_called = "_start_asgi_task" in protocol.on_headers_complete.__code__.co_names
+    if is_old or not is_called or not hasattr(protocol, "_unset_keepalive_if_required"):
+        hint = "pip install --upgrade 'vitkit[serve]'" if is_old else "install the version in constraints.txt"
+        raise ConfigError("unsupported version of uvicorn", expected="0.45 or newer", got=version, hint=hint)
 
 
 check_uvicorn()
@@ -188,7 +189,7 @@ class Connection(HttpToolsProtocol):
 
     # Responses
 
-    def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self.running = cycle
         scope = cast("Scope", cycle.scope)
         is_plain = cycle.keep_alive and not (self.is_draining or self.expect_100_continue or self.flow.write_paused)
@@ -263,7 +264,7 @@ class Connection(HttpToolsProtocol):
                 self.transport.abort() if has_unread else self.transport.close()
 
 
-def connection_class(
+def create_connection_class(
     limits: LimitsConfig, request_filter: RequestFilter, *, clock: Callable[[], float] = time.monotonic
 ) -> type[Connection]:
     """Bind arguments to a subclass: uvicorn creates one object per connection and passes none of ours."""

@@ -72,7 +72,7 @@ class RequestQueue:
             message = f"the body is too large: expected at most {self.limits.bytes:,} bytes, got {size:,}"
             raise HTTPError(413, message)
         if buffered > self.limits.buffer:
-            raise QueueFull(self.retry_after(), "too many bytes are being received")
+            raise QueueFull(self.retry_after, "too many bytes are being received")
 
     async def read_body(self, receive: Receive) -> bytearray:
         """Read a whole body. The caller passes its size to `release_body` when it is no longer needed."""
@@ -106,8 +106,9 @@ class RequestQueue:
         """Return whether so many more images are accepted. An empty queue accepts any request."""
         return self.size == 0 or self.size + images <= self.limit
 
+    @property
     def retry_after(self) -> int:
-        """Return the whole seconds after which the present queue should be processed."""
+        """Whole seconds after which the present queue should be processed."""
         return max(1, math.ceil(self.size * self.seconds_per_image))
 
     async def process(
@@ -115,7 +116,7 @@ class RequestQueue:
     ) -> WorkerResponse:
         """Queue one request and wait for its response. Raise `QueueFull` if there is no room."""
         if not self.has_room(images):
-            raise QueueFull(self.retry_after())
+            raise QueueFull(self.retry_after)
         self._last_id += 1
         header = header | {"id": self._last_id, "images": images}
         response = asyncio.get_running_loop().create_future()
@@ -227,7 +228,7 @@ class RequestQueue:
             error = HTTPError(504, f"no response within {self.limits.deadline:g} s", hint="retry later")
         else:
             error = HTTPError(503, "the worker is being replaced", hint="retry")
-        error.headers["retry-after"] = str(self.retry_after())
+        error.headers["retry-after"] = str(self.retry_after)
         request.response.set_exception(error)
 
     def _waiting_queue(self, request: PendingRequest) -> deque[PendingRequest]:

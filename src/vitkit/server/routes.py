@@ -212,7 +212,7 @@ def add_model_routes(app: FastAPI, supervisor: Supervisor) -> None:
 
     @app.get("/v2/models/{name}", **schemas.operation(summary, schemas.ModelMetadata, (404, 503)))
     async def model(name: ModelName) -> Response:
-        return json_response(schemas.kserve_metadata(supervisor.describe(name)))
+        return json_response(schemas.to_kserve_metadata(supervisor.describe(name)))
 
     summary = "Check that a model is ready"
 

@@ -84,7 +84,7 @@ def create_router(path: Path | None) -> APIRouter:
 
     @router.get("/v1/runs", **operation("List the runs, the latest first", RunList, (400, 401, 404)))
     def list_runs() -> Response:
-        return Response(encode_json(asdict(get_directory().list())), media_type=JSON)
+        return Response(encode_json(asdict(get_directory().list_runs())), media_type=JSON)
 
     @router.get("/v1/runs/{name}", **operation("Get the log of a run", RunRecords, (400, 401, 404)))
     def get_run(
@@ -107,12 +107,12 @@ class RunsDirectory:
         self._statuses: dict[Path, _CachedStatus] = {}
         self._lock = threading.Lock()
 
-    def list(self) -> RunList:
+    def list_runs(self) -> RunList:
         """List all runs, the latest first."""
         now = time.time()
         paths = self._find_runs()
         runs = [self._status(name, path) for name, path in paths.items()]
-        for path in self._statuses.keys() - paths.values():
+        for path in self._statuses.copy().keys() - paths.values():  # other threads may list runs at the same time
             self._statuses.pop(path, None)
         runs.sort(key=lambda run: (-run.updated, run.name))
         return RunList(runs=runs[:MAX_RUNS], left_out=max(len(runs) - MAX_RUNS, 0), now=now)
@@ -131,13 +131,14 @@ class RunsDirectory:
             log.refresh(path / "metrics.jsonl")
             later = [line for step, line in log.records if step > after]
             lines, damaged, unread = later[:MAX_RECORDS], log.damaged, log.unread
-        more, summary = len(later) - len(lines) + unread, _parse_json(_read(path / "summary.json")) or None
-        header = asdict(self._status(name, path)) | {"more": more, "damaged": damaged, "summary": summary}
-        return b"".join((encode_json(header)[:-1], b', "records": [', b",".join(lines), b"]}"))
+        summary = _parse_json(_read(path / "summary.json"))
+        header = asdict(self._status(name, path)) | {"more": len(later) - len(lines) + unread, "damaged": damaged}
+        parts = (encode_json(header)[:-1], b', "summary": ', _encode(summary) if summary else b"null")
+        return b"".join((*parts, b', "records": [', b",".join(lines), b"]}"))
 
     def _status(self, name: str, path: Path) -> RunStatus:
         """Describe a run; its files are parsed only if they have changed since the last call."""
-        versions = tuple(_version(f"{path}/{each}") for each in _STATUS_FILES)
+        versions = tuple(_get_version(f"{path}/{each}") for each in _STATUS_FILES)
         cached = self._statuses.get(path)
         if cached is None or not cached.is_current(path, versions):
             cached = self._statuses[path] = _read_status(name, path, versions)
@@ -173,13 +174,16 @@ class _CachedStatus(NamedTuple):
     def is_current(self, path: Path, versions: tuple[_Version, ...]) -> bool:
         """Return whether the files are unchanged. A known length does not change with data.json."""
         has_steps = self.status.steps is not None
-        return versions == self.versions and (has_steps or _version(f"{path}/{_DATA_FILE}") == self.data_version)
+        return versions == self.versions and (has_steps or _get_version(f"{path}/{_DATA_FILE}") == self.data_version)
 
 
 def _read_status(name: str, path: Path, versions: tuple[_Version, ...]) -> _CachedStatus:
-    data_version = _version(f"{path}/{_DATA_FILE}")
+    data_version = _get_version(f"{path}/{_DATA_FILE}")
     try:
-        step, steps = int(_positive(_last_record(path / "metrics.jsonl"), "step") or 0), _total_steps(path)
+        step, steps = (
+            int(_get_positive(_read_last_record(path / "metrics.jsonl"), "step") or 0),
+            _compute_total_steps(path),
+        )
     except Exception:  # one run must not hide the others
         logger.exception("the run %s cannot be read", path)
         step, steps = 0, None
@@ -188,7 +192,7 @@ def _read_status(name: str, path: Path, versions: tuple[_Version, ...]) -> _Cach
     return _CachedStatus(status, versions, data_version)
 
 
-def _version(path: str) -> _Version:
+def _get_version(path: str) -> _Version:
     try:
         status = os.stat(path)  # noqa: PTH116  several thousand calls per request
     except (OSError, ValueError):
@@ -223,8 +227,9 @@ class _Log:
             self.damaged, self.offset, self.last_line = self.damaged + 1, self.offset + len(data), b""
         for line in data[:end].splitlines(keepends=True):
             record = _parse_json(line) if len(line) <= _MAX_LINE else {}
-            if type(record.get("step")) is int:
-                self.records.append((record["step"], json.dumps(record).encode()))
+            encoded = _encode(record)
+            if type(record.get("step")) is int and encoded != b"null":
+                self.records.append((record["step"], encoded))
             else:
                 self.damaged += 1
             self.last_line = line
@@ -243,20 +248,20 @@ class _Log:
         self.records.clear()
 
 
-def _total_steps(path: Path) -> int | None:
+def _compute_total_steps(path: Path) -> int | None:
     """Return the length of the run, computed as in `vitkit.training.run`."""
     try:
         config = read_toml(path / "config.toml")
     except ConfigError:
         return None
-    if steps := _positive(config, "schedule", "steps"):
+    if steps := _get_positive(config, "schedule", "steps"):
         return int(steps)
-    images = _positive(_parse_json(_read(path / _DATA_FILE)), "images", "train")
-    batch, epochs = (_positive(config, "schedule", key) for key in ("batch_size", "epochs"))
+    images = _get_positive(_parse_json(_read(path / _DATA_FILE)), "images", "train")
+    batch, epochs = (_get_positive(config, "schedule", key) for key in ("batch_size", "epochs"))
     return max(1, math.ceil(images / batch * epochs)) if images and batch and epochs else None
 
 
-def _positive(data: Any, *keys: str) -> int | float | None:
+def _get_positive(data: Any, *keys: str) -> int | float | None:
     """Return the number from 1e-9 to 1e15 under nested keys, or None."""
     for key in keys:
         data = data.get(key) if isinstance(data, Mapping) else None
@@ -267,7 +272,7 @@ def _is_run(path: Path) -> bool:
     return (path / "config.toml").is_file() or (path / "metrics.jsonl").is_file()
 
 
-def _last_record(path: Path) -> Mapping[str, Any]:
+def _read_last_record(path: Path) -> Mapping[str, Any]:
     """Return the last complete record of a log, reading only its end."""
     try:
         if not path.is_file():
@@ -297,6 +302,14 @@ def _parse_json(text: bytes) -> dict[str, Any]:
     except (ValueError, RecursionError):
         return {}
     return value if isinstance(value, dict) else {}
+
+
+def _encode(value: dict[str, Any]) -> bytes:
+    """Encode a parsed object; null if it is nested too deeply for that, although it was parsed."""
+    try:
+        return encode_json(value)
+    except RecursionError:
+        return b"null"
 
 
 def _parse_float(text: str) -> float | str:

@@ -288,7 +288,7 @@ def infer_operation(summary: str) -> dict[str, Any]:
     return details | {"openapi_extra": {"requestBody": body, "parameters": [size]}}
 
 
-def kserve_metadata(description: dict[str, Any]) -> dict[str, Any]:
+def to_kserve_metadata(description: dict[str, Any]) -> dict[str, Any]:
     """Convert a description of /v1/models to KServe's format."""
     classes, shape = description["classes"], [description["channels"], *description["image_size"]]
     shapes = {"logits": [-1, classes], "probabilities": [-1, classes], "label": [-1]} if classes else {}
@@ -312,12 +312,12 @@ def build_openapi(app: FastAPI) -> dict[str, Any]:
     schema = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
     content = {JSON: {"schema": {"$ref": "#/components/schemas/Error"}}}
     common = {str(status): {"description": REASONS[status], "content": content} for status in COMMON_ERRORS}
-    for operations in schema["paths"].values():
-        for operation in operations.values():
-            responses = operation["responses"]
+    for methods in schema["paths"].values():
+        for details in methods.values():
+            responses = details["responses"]
             if "HTTPValidationError" in str(responses.get("422")):  # FastAPI's default, which is never sent
                 del responses["422"]
-            operation["responses"] = dict(sorted((common | responses).items()))
+            details["responses"] = dict(sorted((common | responses).items()))
     components = schema["components"]["schemas"]
     for unused in ("HTTPValidationError", "ValidationError"):
         components.pop(unused, None)

@@ -30,7 +30,7 @@ from vitkit.core.formatting import configure_logging
 from vitkit.server.config import ServerOptions
 from vitkit.server.metrics import Metrics
 from vitkit.server.middleware import RequestFilter
-from vitkit.server.protocol import Connection, connection_class
+from vitkit.server.protocol import Connection, create_connection_class
 from vitkit.server.queue import RequestQueue
 from vitkit.server.routes import create_app
 from vitkit.server.stderr import StderrHandler, nonblocking_stderr
@@ -150,7 +150,7 @@ def inherit_socket(number: int) -> socket.socket:
     return sock
 
 
-def socket_url(sock: socket.socket) -> str:
+def get_socket_url(sock: socket.socket) -> str:
     """Return the URL of a listening socket."""
     name = sock.getsockname()
     if not isinstance(name, tuple):
@@ -187,7 +187,7 @@ async def run_server(server: GracefulServer, sock: socket.socket, *, on_listenin
             while server.shares_socket and not (supervisor.was_ready or server.should_exit):
                 await asyncio.sleep(0.05)
             if not server.should_exit:
-                on_listening(socket_url(sock))
+                on_listening(get_socket_url(sock))
                 await server.serve(sockets=[sock])
         finally:
             for task in tasks:
@@ -206,7 +206,7 @@ def create_server(
     supervisor = Supervisor(options, queue=queue, launch=launch)
     request_filter = RequestFilter(create_app(supervisor), options, queue=queue)
     connections = min(limits.connections, raise_descriptor_limit())
-    connection = connection_class(replace(limits, connections=connections), request_filter, clock=clock)
+    connection = create_connection_class(replace(limits, connections=connections), request_filter, clock=clock)
     settings: dict[str, Any] = {"http": connection, "ws": "none", "lifespan": "off", "interface": "asgi3"}
     settings |= dict.fromkeys(("access_log", "server_header", "proxy_headers"), False)
     uvicorn_config = uvicorn.Config(request_filter, backlog=BACKLOG, log_config=None, **settings)

@@ -19,7 +19,7 @@ from typing import Any, cast
 
 from vitkit.core.config import to_mapping
 from vitkit.core.errors import WeightsError
-from vitkit.server.config import ServerOptions
+from vitkit.server.config import TOKEN_VARIABLE, ServerOptions
 from vitkit.server.ipc import Body, FrameDecoder, HTTPError, Message, WorkerResponse, encode_frame
 from vitkit.server.queue import RequestQueue
 
@@ -41,7 +41,6 @@ MAX_SECONDS = 1e6
 COPY_BELOW = 1 << 18
 """Bytes that are cheaper to copy than to write separately."""
 UNSAFE_HEADER = re.compile(r"[^\x20-\x7e]")
-TOKEN_VARIABLE = "VITKIT_TOKEN"
 MALLOC_SETTINGS = {"MALLOC_ARENA_MAX": "2", "MALLOC_MMAP_THRESHOLD_": "4194304", "MALLOC_TRIM_THRESHOLD_": "8388608"}
 """Make glibc return the memory of large images, and not keep some for every thread that decodes."""
 MEASURED_ONCE = ("agreement", "agreed")

@@ -55,8 +55,9 @@ class Worker:
         threads: int,
         slots: int,
         decoders: int,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.sock, self.limits, self.models, self.clock = sock, limits, models, time.monotonic
+        self.sock, self.limits, self.models, self.clock = sock, limits, models, clock
         self.threads, self.free_slots, self.decoders = threads, slots, decoders
         self.is_parallel = slots == threads
         """Whether every thread may run the models, each on one core."""
@@ -81,12 +82,12 @@ class Worker:
             threading.Thread(target=exit_on_return, args=(self.run_thread,), daemon=True).start()
         for header, body in messages:
             if "ping" in header:
-                self.send((self.heartbeat(header), b""))
+                self.send((self.build_pong(header), b""))
             else:
                 self.requests.put((header, body))
 
-    def heartbeat(self, header: Message) -> Message:
-        """Return for how long the oldest task of each kind has been running."""
+    def build_pong(self, header: Message) -> Message:
+        """Return the answer to a ping: for how long the oldest task of each kind has been running."""
         now = self.clock()
         seconds = dict.fromkeys(("predicting", "attention", "decoding"), 0.0)
         for kind, start in self.running.copy().values():
@@ -289,7 +290,7 @@ def serve(sock: socket.socket, *, on_loaded: Callable[[], None] = lambda: None) 
         decoders = config.engine.decoders or max(1, min(4, usable_cores() // 2))
         threads, slots = decoders + 1, 1
     worker = Worker(sock, config.limits, models, threads=threads, slots=slots, decoders=decoders)
-    ready = {"ready": [model.description() for model in models.values()]}
+    ready = {"ready": [model.describe() for model in models.values()]}
     ready |= {
         key: max(getattr(model, key) for model in models.values()) for key in ("batch_seconds", "seconds_per_image")
     }

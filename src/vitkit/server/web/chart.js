@@ -1,6 +1,6 @@
 // Line chart of metrics over steps, readable with the pointer and with the arrow keys.
 
-import { createSvg, create, formatNumber, formatPercent, announce } from "./dom.js";
+import { announce, create, createSvg, formatNumber, formatPercent } from "./dom.js";
 
 const MARGIN = { left: 52, right: 14, top: 10, bottom: 26 };
 
@@ -32,7 +32,7 @@ function movingAverage(values) {
   });
 }
 
-// Keep at max two points per pixel, minimum and maximum, so that long logs draw quickly.
+// Keep at most two points per pixel, minimum and maximum, so that long logs draw quickly.
 function decimate(points, max) {
   if (points.length <= 2 * max) return points;
   const result = [];
@@ -77,7 +77,7 @@ export class Chart {
     this.box.addEventListener("pointermove", (event) => this.read(this.stepAt(event)));
     this.box.addEventListener("pointerleave", () => this.read(null));
     this.box.addEventListener("blur", () => this.read(null));
-    this.box.addEventListener("keydown", (event) => this.key(event));
+    this.box.addEventListener("keydown", (event) => this.onKey(event));
     new ResizeObserver(() => this.draw()).observe(this.box);
   }
 
@@ -108,7 +108,7 @@ export class Chart {
     this.size = { width, height };
     this.range = [first, this.last];
     this.x = (step) => MARGIN.left + (step - first) * across;
-    // Values above the range are createSvg at its edge.
+    // Values above the range are drawn at its edge.
     this.y = (value) => Math.max(height - MARGIN.bottom - (scale(value) - low) * down, MARGIN.top - 6);
     this.cursor = createSvg("g");
     this.box.replaceChildren(createSvg("svg", { viewBox: `0 0 ${width} ${height}`, width, height, "aria-hidden": "true" },
@@ -168,7 +168,7 @@ export class Chart {
     return first + Math.min(Math.max(fraction, 0), 1) * (last - first);
   }
 
-  key(event) {
+  onKey(event) {
     const direction = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
     const steps = [...this.series].sort((a, b) => b.steps.length - a.steps.length)[0]?.steps;
     if (!direction || !steps) return;

@@ -4,7 +4,7 @@ import { request } from "./api.js";
 import { byId, create } from "./dom.js";
 
 const METHODS = ["get", "post", "put", "patch", "delete"];
-const TYPE_NAMES = { string: "text", formatNumber: "number", integer: "integer", boolean: "true | false", null: "null" };
+const TYPE_NAMES = { string: "text", number: "number", integer: "integer", boolean: "true | false", null: "null" };
 const MAX_DEPTH = 6;
 // A photo is too long for a command-line argument, so the JSON is read from standard input.
 const INFERENCE = `<<END
@@ -46,7 +46,7 @@ function formatObject(schema, depth) {
   return `{\n${lines.join(",\n")}\n${"  ".repeat(depth)}}`;
 }
 
-function curl(path, operation) {
+function formatCurl(path, operation) {
   const url = path.replace(/^\//, "").replace(/\{(\w+)\}/g, (_, name) => name.toUpperCase());
   const parts = [`curl '${new URL(url, new URL("./", location.href)).href}'`];
   if (sessionStorage.length) parts.push('-H "Authorization: Bearer $VITKIT_TOKEN"'); // this server requires one
@@ -61,43 +61,43 @@ function curl(path, operation) {
   return parts.join(" \\\n  ");
 }
 
-function table(heads, rows) {
+function createTable(headers, rows) {
   const body = rows.map((row) => create("tr", {}, row.map((text) => create("td", {}, text))));
-  return create("div", { class: "scroll", tabindex: "0", role: "group", "aria-label": heads.join(", ") },
+  return create("div", { class: "scroll", tabindex: "0", role: "group", "aria-label": headers.join(", ") },
     create("table", {},
-      create("thead", {}, create("tr", {}, heads.map((text) => create("th", { scope: "col" }, text)))),
+      create("thead", {}, create("tr", {}, headers.map((text) => create("th", { scope: "col" }, text)))),
       create("tbody", {}, body)));
 }
 
-function parameters(operation) {
+function createParameters(operation) {
   const rows = (operation.parameters ?? []).map(resolve).map((parameter) => {
     const schema = resolve(parameter.schema);
     const defaultValue = schema.default === undefined ? "" : ` = ${JSON.stringify(schema.default)}`;
     const name = `${parameter.name}${parameter.required ? "" : "?"}`;
     return [name, parameter.in, formatSchema(schema) + defaultValue, parameter.description ?? schema.description ?? ""];
   });
-  return rows.length ? [create("h3", {}, "Parameters"), table(["name", "in", "type", "description"], rows)] : [];
+  return rows.length ? [create("h3", {}, "Parameters"), createTable(["name", "in", "type", "description"], rows)] : [];
 }
 
-function formatContents(content) {
+function createContents(content) {
   return Object.entries(content ?? {}).flatMap(([kind, { schema = {}, example }]) => {
     const text = example === undefined ? formatSchema(schema) : JSON.stringify(example, null, 2);
     return [create("p", {}, create("code", {}, kind)), text !== "any" && create("pre", { tabindex: "0" }, text)];
   });
 }
 
-function responses(operation) {
+function createResponses(operation) {
   const all = Object.entries(operation.responses ?? {}).map(([status, response]) => [status, resolve(response)]);
   const success = all.filter(([status]) => status.startsWith("2"));
   const errors = all.filter(([status]) => !status.startsWith("2"));
   return [
-    ...success.flatMap(([status, { content }]) => [create("h3", {}, `Response ${status}`), ...formatContents(content)]),
+    ...success.flatMap(([status, { content }]) => [create("h3", {}, `Response ${status}`), ...createContents(content)]),
     errors.length && create("h3", {}, "Errors"),
-    errors.length && table(["status", "when"], errors.map(([status, response]) => [status, response.description ?? ""])),
+    errors.length && createTable(["status", "when"], errors.map(([status, response]) => [status, response.description ?? ""])),
   ];
 }
 
-function route(path, method, operation) {
+function createRoute(path, method, operation) {
   const body = resolve(operation.requestBody);
   const hasDescription = operation.description && operation.description !== operation.summary;
   return create("details", { class: "route" },
@@ -107,12 +107,12 @@ function route(path, method, operation) {
       create("span", { class: "summary" }, operation.summary ?? "")),
     create("div", { class: "inside" },
       hasDescription && create("p", {}, operation.description),
-      create("pre", { tabindex: "0", class: "curl" }, curl(path, operation)),
-      parameters(operation),
+      create("pre", { tabindex: "0", class: "curl" }, formatCurl(path, operation)),
+      createParameters(operation),
       body.content && create("h3", {}, "Body"),
       body.description && create("p", {}, body.description),
-      formatContents(body.content),
-      responses(operation)));
+      createContents(body.content),
+      createResponses(operation)));
 }
 
 async function start() {
@@ -126,7 +126,7 @@ async function start() {
   byId("title").textContent = `${title} API ${version}`;
   byId("lead").textContent = text || "All routes of this server.";
   byId("routes").replaceChildren(...Object.entries(description.paths ?? {}).flatMap(([path, operations]) =>
-    METHODS.filter((method) => method in operations).map((method) => route(path, method, operations[method]))));
+    METHODS.filter((method) => method in operations).map((method) => createRoute(path, method, operations[method]))));
 }
 
 start();

@@ -2,7 +2,7 @@
 
 import * as api from "./api.js";
 import { Chart, formatValue } from "./chart.js";
-import { pluralize, byId, create, reconcile, formatPercent } from "./dom.js";
+import { byId, create, formatPercent, pluralize, reconcile } from "./dom.js";
 
 const POLL_MS = 2000;
 const COLORS = 6;
@@ -36,10 +36,10 @@ async function poll() {
     runs = response.runs;
     for (const name of logs.keys()) if (!runs.some((run) => run.name === name)) logs.delete(name);
     if (!userSelected && !logs.size && runs.length) {
-      setShown((runs.find((run) => run.state === "running") ?? runs[0]).name, true);
+      selectRun((runs.find((run) => run.state === "running") ?? runs[0]).name, true);
     }
     showNote(describeList(response));
-    list(response.now);
+    updateList(response.now);
     await Promise.all([...logs.keys()].map(refresh));
     plot();
   } catch (error) {
@@ -88,7 +88,7 @@ async function loadRecords(name, log) {
     }
     log.records = log.records.filter((record) => record.step < last).concat(response.records);
     for (const [key, logged] of response.records.flatMap(Object.entries)) {
-      if (Number.isFinite(value(logged))) log.keys.add(key);
+      if (Number.isFinite(parseNumber(logged))) log.keys.add(key);
     }
     const { state, summary, steps, damaged, more } = response;
     Object.assign(log, { state, summary, steps, damaged, complete: !more });
@@ -96,7 +96,7 @@ async function loadRecords(name, log) {
   }
 }
 
-function setShown(name, on) {
+function selectRun(name, on) {
   if (!on) {
     logs.delete(name);
     return;
@@ -109,14 +109,14 @@ function setShown(name, on) {
 
 function formatAge(seconds) {
   if (seconds < 5) return "just now";
-  if (seconds < 90) return `${Math.round(seconds)} s formatAge`;
-  if (seconds < 5400) return `${Math.round(seconds / 60)} min formatAge`;
-  if (seconds < 129600) return `${Math.round(seconds / 3600)} h formatAge`;
-  return `${pluralize(Math.round(seconds / 86400), "day")} formatAge`;
+  if (seconds < 90) return `${Math.round(seconds)} s ago`;
+  if (seconds < 5400) return `${Math.round(seconds / 60)} min ago`;
+  if (seconds < 129600) return `${Math.round(seconds / 3600)} h ago`;
+  return `${pluralize(Math.round(seconds / 86400), "day")} ago`;
 }
 
 // Update the list in place, so that the focus is kept.
-function list(now) {
+function updateList(now) {
   const container = byId("runs");
   const rows = new Map([...container.children].map((row) => [row.dataset.name, row]));
   for (const [name, row] of rows) if (!runs.some((run) => run.name === name)) row.remove();
@@ -147,7 +147,7 @@ function createRow(name) {
     create("span", { class: "track", "aria-hidden": "true" }, create("span", { class: "fill" })));
   box.addEventListener("change", async () => {
     userSelected = true;
-    setShown(name, box.checked);
+    selectRun(name, box.checked);
     updateRow(row, name);
     try {
       await refresh(name);
@@ -159,15 +159,15 @@ function createRow(name) {
   return row;
 }
 
-// Non-finite tableBody are logged as strings.
-const value = (logged) => (typeof logged === "string" ? Number(logged.replace("inf", "Infinity")) : logged);
+// Parse a logged value: non-finite numbers are logged as strings.
+const parseNumber = (logged) => (typeof logged === "string" ? Number(logged.replace("inf", "Infinity")) : logged);
 
-function series(key) {
+function getSeries(key) {
   const result = [];
   for (const [name, { records, color }] of logs) {
     for (const validation of [false, true]) {
       const field = validation ? `val_${key}` : key;
-      const points = records.filter((record) => field in record).map((record) => [record.step, value(record[field])]);
+      const points = records.filter((record) => field in record).map((record) => [record.step, parseNumber(record[field])]);
       if (!points.length) continue;
       const [steps, values] = [0, 1].map((axis) => points.map((point) => point[axis]));
       result.push({ name, validation, color, steps, values });
@@ -189,7 +189,7 @@ function lastStep() {
   return Math.max(1, ...ends);
 }
 
-function chart(title, key, container) {
+function getChart(title, key, container) {
   if (!charts.has(key)) {
     const created = new Chart(title, { fraction: /^top\d+$/.test(key) });
     created.onRead = (step) => { for (const other of charts.values()) if (other !== created) other.read(step, false); };
@@ -205,7 +205,7 @@ function plot() {
   const shown = [...MAIN_CHARTS, ...more.map((key) => [key.replaceAll("_", " "), key])];
   for (const [title, key] of shown) {
     const options = { last, smooth: smooth && key !== "lr", logarithmic: logarithmic && key.endsWith("loss") };
-    chart(title, key, more.includes(key) ? moreCharts : byId("charts")).set(series(key), options);
+    getChart(title, key, more.includes(key) ? moreCharts : byId("charts")).set(getSeries(key), options);
   }
   for (const [key, unused] of charts) if (!shown.some(([, each]) => each === key)) unused.set([], { last });
   if (!moreCharts.isConnected) byId("charts").after(moreCharts);
@@ -228,7 +228,7 @@ function updateTable() {
   if (!table.isConnected) byId("latest").append(emptyNote, table, damagedNote);
   while (tableBody.children.length < logs.size) tableBody.append(create("tr"));
   while (tableBody.children.length > logs.size) tableBody.lastElementChild.remove();
-  [...logs].forEach(([name, log], index) => reconcile(tableBody.children[index], cells(name, log)));
+  [...logs].forEach(([name, log], index) => reconcile(tableBody.children[index], createCells(name, log)));
   table.hidden = !logs.size;
   emptyNote.hidden = Boolean(logs.size);
   const damaged = [...logs.values()].reduce((sum, log) => sum + (log.damaged ?? 0), 0);
@@ -236,9 +236,9 @@ function updateTable() {
   damagedNote.textContent = `${pluralize(damaged, "line")} of the logs could not be parsed.`;
 }
 
-function cells(name, { records, summary, color }) {
+function createCells(name, { records, summary, color }) {
   const last = (field, fraction) => {
-    const latest = value(records.findLast((record) => field in record)?.[field]);
+    const latest = parseNumber(records.findLast((record) => field in record)?.[field]);
     return latest === undefined ? "–" : formatValue(latest, { fraction });
   };
   const top1 = summary?.result?.top1;

@@ -9,10 +9,10 @@ import pytest
 from data.layouts import parquet, samples, webdataset_cls
 
 from vitkit.core.errors import DataError
-from vitkit.data import image_cache, verify
+from vitkit.data import verify
 from vitkit.data.dataset import ConcatSource, ImageSource, StoredImage, Subset
 from vitkit.data.fingerprint import Fingerprint, describe_changes, fingerprint_contents
-from vitkit.data.image_cache import ImageCache, ImageRecord, RecentImages, open_image_cache, stamp_images
+from vitkit.data.image_cache import ImageCache, open_image_cache
 from vitkit.data.layouts.registry import open_dataset
 from vitkit.data.verify import BadFile, find_bad_files
 
@@ -159,28 +159,6 @@ def test_fingerprint_reads_nothing_after_verification(photos: Path, cache: Image
     first = fingerprint_contents(source, cache=cache)
     assert source.reads == []
     assert first.checksum == fingerprint_contents(count_reads(photos), cache=ImageCache(None)).checksum
-
-
-def test_fingerprint_after_verification_looks_at_no_file(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    source, recent = count_reads(photos), RecentImages()
-    expected = fingerprint_contents(source, cache=ImageCache(None))
-    assert find_bad_files(source, cache=ImageCache(None), recent=recent) == []
-    source.reads.clear()
-    monkeypatch.setattr(image_cache, "_read_status", pytest.fail)
-    found = fingerprint_contents(source, cache=ImageCache(None), recent=recent)
-    assert source.reads == []
-    assert found.checksum == expected.checksum
-    assert np.array_equal(found.statuses, expected.statuses)
-
-
-def test_few_images_of_a_large_cache_are_found(
-    photos: Path, cache: ImageCache, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    stamps = stamp_images(open_dataset(photos).first_split)
-    cache.add([(stamp, ImageRecord(bytes([index]) * 16)) for index, stamp in enumerate(stamps)])
-    monkeypatch.setattr(image_cache, "_SCAN_RATIO", 0)
-    found = cache.find([stamps[4], None, stamps[1], stamps[4]])
-    assert {index: record.digest[0] for index, record in found.items()} == {0: 4, 2: 1, 3: 4}
 
 
 def test_previous_fingerprint_serves_as_cache(photos: Path, tmp_path: Path) -> None:

@@ -18,7 +18,6 @@ from vitkit.data.image_cache import (
     NO_STATUS,
     ImageCache,
     ImageRecord,
-    RecentImages,
     open_image_cache,
     stamp_images,
 )
@@ -96,7 +95,6 @@ def fingerprint_contents(
     *,
     cache: ImageCache | None = None,
     previous: Fingerprint | None = None,
-    recent: RecentImages | None = None,
     workers: int = 0,
     progress: Callable[[int], None] = lambda images: None,
 ) -> Fingerprint:
@@ -106,22 +104,17 @@ def fingerprint_contents(
         source: Images to identify.
         cache: Known checksums, such as those of images that were verified; by default the user's cache.
         previous: An earlier fingerprint of the same source, whose checksums are known as well.
-        recent: What this process has just found by verification; these files are not even looked at.
         workers: Number of processes that read images.
         progress: Called with the number of images that were completed since the last call.
     """
     cache = open_image_cache() if cache is None else cache
-    recent = {} if recent is None else recent
-    stamps = stamp_images(source, recent)
+    stamps = stamp_images(source)
     names = [source.name(index) for index in range(len(source))]
     statuses = np.array([NO_STATUS if stamp is None else stamp.status for stamp in stamps], np.int64).reshape(-1, 4)
     digests = np.zeros((len(source), DIGEST_BYTES), dtype=np.uint8)
     is_known = np.zeros(len(source), dtype=np.bool_)
-    unverified = [None if stamp is None or stamp.key in recent else stamp for stamp in stamps]
-    found = {index: record.digest for index, record in cache.find(unverified).items()} if any(unverified) else {}
-    for index, stamp in enumerate(stamps):
-        if stamp is not None and (digest := recent[stamp.key][1] if stamp.key in recent else found.get(index)):
-            digests[index], is_known[index] = np.frombuffer(digest, np.uint8), True
+    for index, record in cache.find(stamps).items():
+        digests[index], is_known[index] = np.frombuffer(record.digest, np.uint8), True
     if previous is not None:
         _copy_known(previous, names, statuses, digests, is_known)
     progress(int(is_known.sum()))

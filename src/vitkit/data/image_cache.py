@@ -8,11 +8,10 @@ import hashlib
 import logging
 import os
 import sqlite3
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
-from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from vitkit.core.cache_dir import create_cache_dir, mark_used, trim_cache
 from vitkit.core.errors import ConfigError, summarize
@@ -25,8 +24,6 @@ DIGEST_BYTES = 16
 """Bytes of an image's SHA-256 that are stored."""
 NO_STATUS = (-1, -1, -1, -1)
 _QUERY_SIZE = 500
-_SCAN_RATIO = 10
-"""Rows in the file for each image that is looked up, up to which all rows are read."""
 _TABLE = """CREATE TABLE IF NOT EXISTS images
     (key BLOB PRIMARY KEY, status TEXT, digest BLOB, decoder TEXT, reason TEXT) WITHOUT ROWID"""
 
@@ -49,15 +46,8 @@ class ImageRecord(NamedTuple):
     reason: str = ""
 
 
-RecentImages = dict[bytes, tuple[tuple[int, int, int, int], bytes]]
-"""Status and checksum of images that this process has just verified, by the key of their stamps."""
-
-
-def stamp_images(source: ImageSource, recent: RecentImages | None = None) -> list[FileStamp | None]:
-    """Return the stamp of each image; None for images in memory and for files that do not exist.
-
-    The files of `recent` images are not asked again.
-    """
+def stamp_images(source: ImageSource) -> list[FileStamp | None]:
+    """Return the stamp of each image; None for images in memory and for files that do not exist."""
     stamps: list[FileStamp | None] = []
     current, status = "", NO_STATUS
     for index in range(len(source)):
@@ -66,12 +56,9 @@ def stamp_images(source: ImageSource, recent: RecentImages | None = None) -> lis
             stamps.append(None)
             continue
         path, position = location
-        key = hashlib.blake2b(os.fsencode(path) + b"\0%d" % position, digest_size=DIGEST_BYTES).digest()
-        if recent and key in recent:
-            stamps.append(FileStamp(key, recent[key][0]))
-            continue
         if path != current:  # many images may be in one archive
             current, status = path, _read_status(path)
+        key = hashlib.blake2b(os.fsencode(path) + b"\0%d" % position, digest_size=DIGEST_BYTES).digest()
         stamps.append(None if status == NO_STATUS else FileStamp(key, status))
     return stamps
 
@@ -97,14 +84,17 @@ class ImageCache:
         """Return the records of images whose files have not changed, by index."""
         if self.path is None or not self.path.exists():
             return {}
-        keys = {stamp.key for stamp in stamps if stamp is not None}
+        located = [(index, stamp) for index, stamp in enumerate(stamps) if stamp is not None]
         records: dict[int, ImageRecord] = {}
         with self._handle_errors(), closing(_connect(self.path)) as connection:
-            rows = {row[0]: row for row in _select(connection, keys) if row[0] in keys}
-            for index, stamp in enumerate(stamps):
-                row = None if stamp is None else rows.get(stamp.key)
-                if row is not None and stamp is not None and row[1] == _format_status(stamp):
-                    records[index] = ImageRecord(*row[2:])
+            for start in range(0, len(located), _QUERY_SIZE):
+                batch = located[start : start + _QUERY_SIZE]
+                query = f"SELECT * FROM images WHERE key IN ({','.join('?' * len(batch))})"
+                rows = {key: values for key, *values in connection.execute(query, [stamp.key for _, stamp in batch])}
+                for index, stamp in batch:
+                    status, *record = rows.get(stamp.key, ("",))
+                    if status == _format_status(stamp):
+                        records[index] = ImageRecord(*record)
             mark_used(self.path)
         return records
 
@@ -144,17 +134,6 @@ def _connect(path: Path) -> sqlite3.Connection:
         connection.close()
         raise
     return connection
-
-
-def _select(connection: sqlite3.Connection, keys: Collection[bytes]) -> Iterator[tuple[Any, ...]]:
-    """Yield at least the rows with these keys; all rows if many are wanted, because reading in order is faster."""
-    total: int = connection.execute("SELECT count(*) FROM images").fetchone()[0]
-    if len(keys) * _SCAN_RATIO >= total:
-        yield from connection.execute("SELECT * FROM images")
-        return
-    remaining = iter(keys)
-    while batch := list(islice(remaining, _QUERY_SIZE)):
-        yield from connection.execute(f"SELECT * FROM images WHERE key IN ({','.join('?' * len(batch))})", batch)
 
 
 def _format_status(stamp: FileStamp) -> str:

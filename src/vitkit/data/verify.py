@@ -24,15 +24,7 @@ from vitkit.core.errors import DataError, summarize
 from vitkit.core.files import write_csv
 from vitkit.data.dataset import ImageSource, StoredImage, Subset, hash_image
 from vitkit.data.decode import check_pixels, decode, describe_decoder
-from vitkit.data.image_cache import (
-    DIGEST_BYTES,
-    FileStamp,
-    ImageCache,
-    ImageRecord,
-    RecentImages,
-    open_image_cache,
-    stamp_images,
-)
+from vitkit.data.image_cache import DIGEST_BYTES, FileStamp, ImageCache, ImageRecord, open_image_cache, stamp_images
 
 logger = logging.getLogger(__name__)
 
@@ -64,22 +56,16 @@ def find_bad_files(
     workers: int = 0,
     progress: Callable[[int], None] = lambda images: None,
     cache: ImageCache | None = None,
-    recent: RecentImages | None = None,
 ) -> list[BadFile]:
     """Return the images that cannot be decoded, in the order of the source.
 
     Only images that are not in the cache, by default the user's, or whose files have changed are decoded. `progress` is
-    called with the number of images that were completed since the last call. What was found about the files is added to
-    `recent`, for a fingerprint.
+    called with the number of images that were completed since the last call.
     """
     cache = open_image_cache() if cache is None else cache
-    recent = {} if recent is None else recent
     decoder = f"{describe_decoder()}, {channels} channels"
     stamps = stamp_images(source)
-    reasons: dict[int, str] = {}
-    for index, record in cache.find(stamps).items():
-        if record.decoder == decoder and (stamp := stamps[index]) is not None:
-            reasons[index], recent[stamp.key] = record.reason, (stamp.status, record.digest)
+    reasons = {index: record.reason for index, record in cache.find(stamps).items() if record.decoder == decoder}
     if reasons:
         progress(len(reasons))
     missing = [index for index in range(len(source)) if index not in reasons]
@@ -89,7 +75,6 @@ def find_bad_files(
         for index, (reason, digest) in zip(missing, results, strict=True):
             reasons[index], stamp = reason, stamps[index]
             if stamp is not None and digest:
-                recent[stamp.key] = (stamp.status, digest)
                 entries.append((stamp, ImageRecord(digest, decoder, reason)))
             if len(entries) >= SAVE_EVERY:
                 cache.add(entries)

@@ -10,8 +10,7 @@ import vitkit
 from vitkit.core.errors import ConfigError, DataError
 from vitkit.core.signals import StopFlag
 from vitkit.data.layouts.registry import open_dataset
-from vitkit.training.auto import run_within_budget
-from vitkit.training.auto_state import AutoRequest, read_state
+from vitkit.training.auto import AutoRequest, read_state, run_within_budget
 from vitkit.training.callbacks import Callback
 from vitkit.training.config import RunConfig
 from vitkit.training.run import RunResult, run_training
@@ -107,16 +106,6 @@ def test_run_probes_tries_and_trains_within_the_time(weights, tmp_path):
     assert "Trials" in run.report_path.read_text()
     assert start(weights, tmp_path / "run").already_finished
     assert vitkit.load(tmp_path / "run" / "probe").labels == ("ants", "bees")
-
-
-def test_ranks_with_different_clocks_decide_alike(weights, tmp_path, launcher):
-    script = Path(__file__).with_name("budget_ranks.py")
-    launcher.run_ranks(script, weights, str(tmp_path / "run"), ranks=2, log=tmp_path / "log")
-    run = vitkit.Run(tmp_path / "run")
-    assert run.status == "finished"
-    names = [record.name for record in read_state(RunDir(run.path)).records]
-    assert names[:2] == ["probe-tiny-8", "probe-tiny-16"]
-    assert len(names) > 2
 
 
 def test_other_request_in_the_same_directory_is_refused(weights, tmp_path):

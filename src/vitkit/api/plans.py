@@ -24,7 +24,7 @@ from vitkit.typing import DataSource, ModelSource, Path, Settings
 
 if TYPE_CHECKING:
     from vitkit.data.dataset import Dataset
-    from vitkit.training.auto_state import AutoRequest
+    from vitkit.training.auto import AutoRequest
     from vitkit.training.run_dir import RunDir
     from vitkit.weights.initial import InitialWeights
 
@@ -350,12 +350,12 @@ def choose_out(plan: RunPlan) -> FilePath:
 def holds_other_run(path: FilePath, plan: RunPlan) -> bool:
     """Return whether a directory holds something other than this run, new, interrupted or finished."""
     from vitkit.training.run import with_lr
-    from vitkit.training.run_dir import SWEEP_DIR, RunDir, find_difference
+    from vitkit.training.run_dir import TRIALS_DIR, RunDir, find_difference
 
     run_dir, config = RunDir(path), plan.configure(path)
     if not path.is_dir():
         return path.exists()
-    trials = {trial.name: RunDir(trial) for trial in (path / SWEEP_DIR).glob("lr-*")}
+    trials = {trial.name: RunDir(trial) for trial in (path / TRIALS_DIR).glob("lr-*")}
     if plan.minutes is not None or run_dir.trials.exists():
         return not is_same_request(run_dir, plan, path)
     if not run_dir.config.exists() and (not trials or not plan.rates):
@@ -376,7 +376,7 @@ def is_same_request(run_dir: "RunDir", plan: RunPlan, path: FilePath) -> bool:
         return False
     if not run_dir.trials.exists():
         return not run_dir.config.exists() and not run_dir.find_other_files()
-    from vitkit.training.auto_state import check_same_request, read_state
+    from vitkit.training.auto import check_same_request, read_state
 
     try:
         check_same_request(run_dir, read_state(run_dir), make_request(plan, path))
@@ -387,7 +387,7 @@ def is_same_request(run_dir: "RunDir", plan: RunPlan, path: FilePath) -> bool:
 
 def make_request(plan: RunPlan, out: FilePath) -> "AutoRequest":
     """Return what to choose within the time budget of a plan."""
-    from vitkit.training.auto_state import AutoRequest
+    from vitkit.training.auto import AutoRequest
     from vitkit.training.run_dir import RunDir
 
     minutes = plan.minutes or DEFAULT_MINUTES

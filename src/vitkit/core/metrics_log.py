@@ -79,11 +79,6 @@ def find_best(path: Path | str) -> tuple[float, int] | None:
     return None if best is None else (validation_score(best), int(str(best["step"])))
 
 
-def last_evaluation(records: Sequence[MetricsRecord]) -> MetricsRecord | None:
-    """Return the record of the last evaluation; None if nothing was evaluated."""
-    return next((record for record in reversed(records) if "val_loss" in record), None)
-
-
 def truncate_metrics(path: Path | str, step: int) -> None:
     """Remove the lines of later steps, before a run resumes from `step`."""
     path = Path(path)

@@ -22,8 +22,10 @@ MAX_EPOCHS = 40.0
 """Longest final run from pretrained weights, in passes over the images: more would only overfit."""
 MIN_SHOTS = 20
 """Images of each class below which a probe at a larger size is not worth its time."""
+FULL_COST, LORA_COST, HEAD_COST = 3.0, 2.5, 1.1
+"""Time of a training step relative to a forward pass."""
 HELD_OUT_IMAGES, MAX_HELD_OUT = 100, 0.3
-"""Number of photos to hold out for evaluation, and the largest fraction of all."""
+"""Number of photos to judge by, and the largest fraction that is held out for it."""
 
 
 @dataclass(kw_only=True)
@@ -49,10 +51,11 @@ class TimeBudget:
 
 @dataclass(frozen=True, kw_only=True)
 class TrialPlan:
-    """A trial: settings that differ from the base configuration."""
+    """A trial: settings that differ from the base configuration, and its cost per image in forward passes."""
 
     name: str
     settings: Mapping[str, object]
+    cost: float
     is_scratch: bool = False
 
 
@@ -85,7 +88,7 @@ class Selection:
 
 
 def held_out_fraction(images: int) -> float:
-    """Return the fraction of the photos to hold out for evaluation: a tenth, and more of few photos.
+    """Return the fraction of the photos to judge by: a tenth, and more of few photos.
 
     >>> held_out_fraction(5000), held_out_fraction(500), held_out_fraction(100)
     (0.1, 0.2, 0.3)
@@ -120,17 +123,24 @@ def plan_trials(
     """Return trials, the most promising first; settings in `fixed` were given and are not varied."""
     trials: list[TrialPlan] = []
     if is_pretrained:
-        grid = [("all", 1e-4), ("all", 3e-4), ("lora", 1e-3), ("head", 1e-3), ("all", 1e-3), ("all", 3e-5)]
-        for trainable, lr in grid:
+        grid = [
+            ("all", 1e-4, FULL_COST),
+            ("all", 3e-4, FULL_COST),
+            ("lora", 1e-3, LORA_COST),
+            ("head", 1e-3, HEAD_COST),
+            ("all", 1e-3, FULL_COST),
+            ("all", 3e-5, FULL_COST),
+        ]
+        for trainable, lr, cost in grid:
             settings: dict[str, object] = {"optimizer.trainable": trainable, "schedule.lr": lr}
             settings = {key: value for key, value in settings.items() if key not in fixed}
             if "optimizer.trainable" in fixed and trainable != config.optimizer.trainable:
                 continue
             if all(each.settings != settings for each in trials):
                 rate = config.schedule.lr if "schedule.lr" in fixed else lr
-                trials.append(TrialPlan(name=f"{trainable}-lr-{rate:g}", settings=settings))
+                trials.append(TrialPlan(name=f"{trainable}-lr-{rate:g}", settings=settings, cost=cost))
     if with_scratch:
-        trials.insert(1, TrialPlan(name="scratch", settings={}, is_scratch=True))
+        trials.insert(1, TrialPlan(name="scratch", settings={}, cost=FULL_COST, is_scratch=True))
     return trials
 
 
@@ -161,15 +171,13 @@ def schedule_settings(steps: int) -> dict[str, object]:
     return {"steps": steps, "schedule.warmup_steps": steps // 10, "evaluation.every": max(1, math.ceil(steps / 3))}
 
 
-def choose_batch_size(images: int, *, largest: int, ranks: int = 1) -> int:
-    """Return a batch size that gives several steps per pass over few images, as a multiple of the number of ranks.
+def choose_batch_size(images: int, *, largest: int) -> int:
+    """Return a batch size that gives several steps per pass over few images.
 
     >>> choose_batch_size(1000, largest=32), choose_batch_size(30, largest=32)
     (32, 8)
-    >>> choose_batch_size(30, largest=32, ranks=3)
-    9
     """
-    return -(-min(largest, max(8, images // 8)) // ranks) * ranks
+    return min(largest, max(8, images // 8))
 
 
 def best_record(records: Sequence[TrialRecord], *, images: int) -> TrialRecord:

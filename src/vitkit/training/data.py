@@ -9,9 +9,8 @@ from vitkit.core.errors import DataError
 from vitkit.core.files import write_text
 from vitkit.data.dataset import ConcatSource, Dataset, ImageSource, fingerprint_source, hold_out, subsample
 from vitkit.data.fingerprint import Fingerprint, describe_changes, fingerprint_contents
-from vitkit.data.image_cache import RecentImages
 from vitkit.data.layouts.base import check_several_classes
-from vitkit.data.layouts.files import list_left_out, shorten_list
+from vitkit.data.layouts.files import list_left_out
 from vitkit.data.layouts.registry import open_dataset
 from vitkit.data.verify import (
     BadFile,
@@ -22,7 +21,6 @@ from vitkit.data.verify import (
     write_bad_files,
 )
 from vitkit.training.build import resolve_workers
-from vitkit.training.callbacks import Callback
 from vitkit.training.config import DataConfig
 from vitkit.training.distributed import Ranks, run_on_main
 from vitkit.training.run_dir import FINGERPRINT_PREFIX, RunContext, RunDir
@@ -71,9 +69,8 @@ def open_run_data(context: RunContext) -> RunData:
         )
     if needs_labels:
         check_several_classes(dataset)
-    recent: RecentImages = {}
     if data.verify:
-        run_on_main(context.ranks, lambda heartbeat: verify_images(dataset, context, recent, heartbeat=heartbeat))
+        run_on_main(context.ranks, lambda heartbeat: verify_images(dataset, context, heartbeat=heartbeat))
     run_data = split_dataset(data, dataset, read_bad_files(run_dir.bad_files) if data.verify else [])
     if data.fraction < 1.0:
         was_held_out = "val" not in dataset.splits
@@ -82,7 +79,7 @@ def open_run_data(context: RunContext) -> RunData:
         train = subsample(run_data.train, fraction=data.label_fraction, salt=f"labels {config.seed} ")
         run_data = replace(run_data, train=train)
     if data.verify:
-        run_on_main(context.ranks, lambda heartbeat: check_contents(run_data, context, recent, heartbeat=heartbeat))
+        run_on_main(context.ranks, lambda heartbeat: check_contents(run_data, context, heartbeat=heartbeat))
     run_on_main(context.ranks, lambda _: check_unchanged(run_dir.data, run_data))
     context.callback.on_message(run_data.describe())
     for warning in list_left_out(dataset.left_out):
@@ -113,9 +110,7 @@ def use_fraction(data: RunData, *, fraction: float, seed: int, with_val: bool) -
     return replace(data, train=subsample(data.train, fraction=fraction, salt=salt), val=val)
 
 
-def verify_images(
-    dataset: Dataset, context: RunContext, recent: RecentImages, *, heartbeat: Callable[[], None]
-) -> None:
+def verify_images(dataset: Dataset, context: RunContext, *, heartbeat: Callable[[], None]) -> None:
     """Write the list of unreadable images, once per run; too many of them are an error."""
     config, callback, file = context.config.data, context.callback, context.run_dir.bad_files
     if file.exists():
@@ -128,9 +123,7 @@ def verify_images(
     bad: list[BadFile] = []
     for source in sources:
         progress = make_progress(context, heartbeat)
-        bad += find_bad_files(
-            source, channels=config.channels, workers=context.workers, progress=progress, recent=recent
-        )
+        bad += find_bad_files(source, channels=config.channels, workers=context.workers, progress=progress)
     check_bad_fraction(bad, total=total, max_fraction=config.max_bad_fraction)
     write_bad_files(file, bad)
     if bad:
@@ -187,19 +180,17 @@ def ignore_images(images: int) -> None:
     """Report nothing: images in memory are hashed at once."""
 
 
-def check_contents(data: RunData, context: RunContext, recent: RecentImages, *, heartbeat: Callable[[], None]) -> None:
+def check_contents(data: RunData, context: RunContext, *, heartbeat: Callable[[], None]) -> None:
     """Record the contents of the images; if they are recorded already, raise DataError with what has changed.
 
-    An image is read only if its file is not known by size, times and inode to verification, the cache or the record.
+    An image is read only if neither the cache nor the record knows its file by size, times and inode.
     """
     changes = []
     for name, source in data.splits.items():
         path = context.run_dir.path / f"{FINGERPRINT_PREFIX}{name}.npz"
         previous = Fingerprint.load(path) if path.exists() else None
         progress = ignore_images if len(source) and source.locate(0) is None else make_progress(context, heartbeat)
-        current = fingerprint_contents(
-            source, previous=previous, recent=recent, workers=context.workers, progress=progress
-        )
+        current = fingerprint_contents(source, previous=previous, workers=context.workers, progress=progress)
         if previous is None:
             current.save(path)
         elif change := describe_changes(previous, current):
@@ -234,24 +225,3 @@ def check_unchanged(path: Path, data: RunData) -> None:
             got=f"{now[changed]}" if changed else "the same number, but others",
             hint="restore them, or start a new run with another out",
         )
-
-
-def check_trainable(data: RunData, callback: Callback) -> None:
-    """Raise an error for images that nothing can be learned from or evaluated on; warn of classes not evaluated."""
-    if data.val is None or len(data.val) == 0:
-        raise DataError(
-            "no class has two images, so none can be held out for evaluation",
-            hint="add images, at least ten of each class",
-        )
-    if are_identical(data.train):
-        raise DataError(f"all {len(data.train)} training images are identical", hint="check how they were copied")
-    held_out = set(data.val.labels.tolist())
-    if missing := [name for label, name in enumerate(data.classes) if label not in held_out]:
-        names = shorten_list(missing, limit=3)
-        callback.on_warning(f"{names}: too few images to hold any out; the accuracy is that of the others")
-
-
-def are_identical(source: ImageSource) -> bool:
-    """Return whether all of several images have the same content."""
-    first = source.checksum(0)
-    return len(source) > 1 and all(source.checksum(index) == first for index in range(1, len(source)))

@@ -267,7 +267,7 @@ def render_report(
 
 def last_evaluation(metrics: list[MetricsRecord]) -> dict[str, object] | None:
     """Return the metrics of the last evaluation in the log."""
-    last = metrics_log.last_evaluation(metrics)
+    last = next((record for record in reversed(metrics) if "val_loss" in record), None)
     return None if last is None else {key: value for key, value in last.items() if key.startswith("val_")}
 
 

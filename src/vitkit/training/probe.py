@@ -1,6 +1,6 @@
 """Closed-form probe: a ridge classifier on the features of pretrained weights, ready within seconds."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -8,22 +8,14 @@ import torch
 from torch.nn import functional
 
 from vitkit.core.shapes import Float, Tensor
-from vitkit.core.sizes import Size, pair
 from vitkit.data.dataset import ImageSource, subsample
 from vitkit.data.loader import make_evaluation_loader
 from vitkit.evaluation.features import LabeledFeatures, compute_features
 from vitkit.evaluation.fewshot import L2_GRID, replace_head, solve_ridge, temperature_scaled
-from vitkit.model.config import ViTConfig
 from vitkit.training.data import RunData
 from vitkit.weights.adapt_bundle import AdaptRequest, adapt_bundle
 from vitkit.weights.bundle import ModelBundle
-from vitkit.weights.load import EMBEDDED
-from vitkit.zoo.variants import ModelConfig
 
-EMBEDDED_SIZES = (64, 96, 128)
-"""Image sizes to try with the embedded weights."""
-SMALL_SIZE = 4 / 7
-"""Part of the image size of other weights to try as well: three times as fast."""
 MAX_MIRRORED = 300
 """Photos that tell whether left and right matter."""
 
@@ -55,7 +47,7 @@ class Prober:
         return LabeledFeatures.from_arrays(features, source.labels)
 
     def held_out(self) -> ImageSource:
-        """Return the photos that probes are evaluated on."""
+        """Return the photos to judge by."""
         assert self.data.val is not None
         return self.data.val
 
@@ -83,7 +75,7 @@ class Prober:
         )
 
     @torch.no_grad()
-    def recognizes_mirrored(self, probe: Probe) -> bool:
+    def sees_mirror_images_alike(self, probe: Probe) -> bool:
         """Return whether mirrored photos are recognized as well, so that training may flip them."""
         source = self.held_out()
         if len(source) > MAX_MIRRORED:
@@ -116,23 +108,3 @@ def resize_bundle(bundle: ModelBundle, size: int) -> ModelBundle:
         return bundle
     resized = adapt_bundle(bundle, AdaptRequest(image_size=size))[0]
     return replace(resized, preprocessing=replace(bundle.preprocessing, image_size=size))
-
-
-def choose_probe(probes: Sequence[tuple[str, Probe]]) -> tuple[str, Probe]:
-    """Return the first probe within a standard error of the best: the first is the fastest to train."""
-    best = max((probe for _, probe in probes), key=lambda probe: probe.loo_top1)
-    return next(each for each in probes if each[1].loo_top1 >= best.loo_top1 - best.loo_error)
-
-
-def probe_sizes(source: str, model: ModelConfig, image_size: Size | None) -> tuple[int, ...]:
-    """Return the image sizes to try: those of the settings, of the embedded weights, or two of other weights."""
-    if image_size is not None:
-        return (max(pair(image_size)),)
-    if source == EMBEDDED:
-        return EMBEDDED_SIZES
-    native = max(pair(model.image_size))
-    if not isinstance(model, ViTConfig) or model.backbone is not None:
-        return (native,)
-    patch = max(pair(model.patch_size))
-    small = max(patch, round(SMALL_SIZE * native / patch) * patch)
-    return (native,) if small == native else (small, native)

@@ -45,7 +45,7 @@ from vitkit.training.finalize import finalize_run
 from vitkit.training.fit import explain_out_of_memory, resolve_accumulate, resolve_precision, tf32_products
 from vitkit.training.loop import Intervals, TrainingLoop
 from vitkit.training.run_dir import (
-    SWEEP_DIR,
+    TRIALS_DIR,
     RunContext,
     RunDir,
     RunLogs,
@@ -334,7 +334,7 @@ def run_sweep(
         callback = callback if callback and ranks.is_main else Callback()
         for rate in rates:
             callback.on_message(f"trying lr {rate:g}")
-            trial_dir = out / SWEEP_DIR / f"lr-{rate:g}"
+            trial_dir = out / TRIALS_DIR / f"lr-{rate:g}"
             result = run_training(with_lr(config, rate), trial_dir, dataset=dataset, callback=callback, stop=stop)
             if result.summary is None:
                 return RunResult(RunDir(out), None, trials=tuple(trials))
@@ -369,7 +369,7 @@ def with_lr(config: RunConfig, lr: float) -> RunConfig:
 
 def read_trial(lr: float, result: RunResult) -> Trial:
     """Return the last evaluation of a finished run."""
-    last = metrics_log.last_evaluation(read_metrics(result.run_dir))
-    if last is None:
+    last = next((record for record in reversed(read_metrics(result.run_dir)) if "val_top1" in record), None)
+    if last is None or metrics_log.find_best(result.run_dir.metrics) is None:
         raise ConfigError("the trial was not evaluated: there are too few images to hold any out")
     return Trial(lr=lr, val_top1=float(str(last["val_top1"])), val_loss=float(str(last["val_loss"])))

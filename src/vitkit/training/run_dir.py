@@ -22,7 +22,7 @@ import errno
 import json
 import os
 import shutil
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -54,10 +54,10 @@ from vitkit.weights import run_checkpoint
 FORMAT_VERSION = 2
 """Version of the files in a run directory, in the first line of config.toml."""
 VERSION_LINE = "# vitkit run directory, format version "
-SWEEP_DIR = "sweep"
+TRIALS_DIR = "sweep"
 """Directory of the trials of a sweep in that of the final run."""
-TRIALS_DIR, PROBE_DIR = "trials", "probe"
-"""Directories of the trials of a time budget, and of its first model."""
+AUTO_DIR = "trials"
+"""Directory of the trials of a time budget."""
 FINGERPRINT_PREFIX = "data-"
 """Prefix of the files with the fingerprints of splits."""
 MODEL_DIRS = ("init-", "teacher-")
@@ -83,11 +83,6 @@ class RunDir:
         self.predictions = self.path / "predictions.npz"
         self.confusion = self.path / "confusion.npz"
         self.reconstructions = self.path / "reconstructions.png"
-
-    @property
-    def data_files(self) -> list[Path]:
-        """Files that describe the data."""
-        return [self.data, self.bad_files, *self.path.glob(f"{FINGERPRINT_PREFIX}*.npz")]
 
     def read_config(self) -> RunConfig:
         """Return the configuration; a directory of another format version is an error."""
@@ -142,7 +137,7 @@ class RunDir:
         """Return the files in a directory without a run that are not written before its configuration."""
         if self.trials.exists():  # a time budget has claimed the directory
             return []
-        prefixes, names = (".", *MODEL_DIRS), (SWEEP_DIR, self.decisions.name)
+        prefixes, names = (".", *MODEL_DIRS), (TRIALS_DIR, self.decisions.name)
         files = (path.name for path in self.path.iterdir())
         return sorted(name for name in files if not name.startswith(prefixes) and name not in names)
 
@@ -224,7 +219,7 @@ def claim_run_dir(run_dir: RunDir, config: RunConfig, *, ranks: Ranks, decisions
 
     The corrected command can then use the same directory, which otherwise would hold a run with other settings.
     """
-    new_dirs = missing_dirs(run_dir.path)
+    new_dirs = [path for path in (run_dir.path, *run_dir.path.parents) if not path.exists()]
     is_new = not run_dir.config.exists()
     try:
         with ExitStack() as locked:
@@ -244,37 +239,29 @@ def claim_run_dir(run_dir: RunDir, config: RunConfig, *, ranks: Ranks, decisions
                 raise
     except Exception:
         if ranks.is_main and is_new:
-            remove_empty_dirs(new_dirs)
+            for path in new_dirs:
+                with suppress(OSError):  # not empty: something else uses it
+                    path.rmdir()
         raise
 
 
 def rollback(run_dir: RunDir) -> None:
     """Remove what a run writes before its first checkpoint; the configuration, which marks the owner, last."""
     models = [path for prefix in MODEL_DIRS for path in run_dir.path.glob(f"{prefix}*")]
-    logs = [run_dir.metrics, run_dir.speed, run_dir.path / "tensorboard"]
-    remove_paths([run_dir.checkpoints, *models, *logs, *run_dir.data_files, run_dir.decisions, run_dir.model])
-    run_dir.config.unlink(missing_ok=True)
-
-
-def remove_paths(paths: Iterable[Path]) -> None:
-    """Remove files and directories that may not exist."""
-    for path in paths:
-        if path.is_dir():
-            shutil.rmtree(path, ignore_errors=True)
-        else:
-            path.unlink(missing_ok=True)
-
-
-def missing_dirs(path: Path) -> list[Path]:
-    """Return the directories that creating a path creates, the path first."""
-    return [each for each in (path, *path.parents) if not each.exists()]
-
-
-def remove_empty_dirs(paths: Iterable[Path]) -> None:
-    """Remove directories that are empty; others are in use."""
-    for path in paths:
-        with suppress(OSError):
-            path.rmdir()
+    for directory in (run_dir.checkpoints, run_dir.path / "tensorboard", *models):
+        shutil.rmtree(directory, ignore_errors=True)
+    files = (
+        run_dir.decisions,
+        run_dir.bad_files,
+        run_dir.data,
+        run_dir.metrics,
+        run_dir.speed,
+        run_dir.model,
+        *run_dir.path.glob(f"{FINGERPRINT_PREFIX}*.npz"),
+        run_dir.config,
+    )
+    for file in files:
+        file.unlink(missing_ok=True)
 
 
 @contextmanager

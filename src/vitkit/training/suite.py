@@ -23,7 +23,7 @@ from vitkit.training.callbacks import Callback
 from vitkit.training.config import ParallelConfig, RunConfig
 from vitkit.training.distributed import Ranks, join_ranks, run_on_main
 from vitkit.training.run import SWEEP_FILE, run_sweep, run_training, with_lr
-from vitkit.training.run_dir import SWEEP_DIR, RunDir
+from vitkit.training.run_dir import TRIALS_DIR, RunDir
 from vitkit.weights.artifact import write_json
 from vitkit.weights.load import load_bundle
 
@@ -85,7 +85,7 @@ def check_tasks(tasks: Sequence[SuiteTask], out: Path) -> list[SuiteTask]:
             if task.dataset not in layouts:
                 layouts[task.dataset] = choose_layout(task, out)
             path = task_dir(task, out)
-            if len(task.rates) > 1 and RunDir(path).config.exists() and not (path / SWEEP_DIR).exists():
+            if len(task.rates) > 1 and RunDir(path).config.exists() and not (path / TRIALS_DIR).exists():
                 raise ConfigError(
                     f"{path} holds a run with a single learning rate",
                     got=f"rates {', '.join(f'{rate:g}' for rate in task.rates)}",

@@ -37,7 +37,7 @@ def test_summary_equals_the_command(shell: Shell) -> None:
 def test_images_beside_class_folders_are_reported(shell: Shell) -> None:
     summary = vitkit.check_data("photos", **QUIET)
     assert summary.left_out == ("beside.png",)
-    assert "left out 1 image in no class folder: beside.png" in summary.warnings
+    assert "left out 1 image without a class: beside.png" in summary.warnings
 
 
 def test_summary_of_pairs() -> None:

@@ -391,7 +391,7 @@ def test_threads_keep_the_warning_filters():
 
 
 def heic(picture: np.ndarray, **options: object) -> bytes:
-    heif = pytest.importorskip("pillow_heif", reason="needs the extra heic")
+    heif = pytest.importorskip("pillow_heif", reason="needs the extra heif")
     stream = io.BytesIO()
     heif.from_pillow(Image.fromarray(picture)).save(stream, **options)
     return stream.getvalue()
@@ -425,5 +425,5 @@ def test_phone_formats_keep_the_limits(kind: str) -> None:
 
 def test_missing_pillow_heif_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pillow_heif", None)
-    with pytest.raises(DataError, match=r"pip install 'vitkit\[heic\]'"):
+    with pytest.raises(DataError, match=r"pip install 'vitkit\[heif\]'"):
         decode(b"\0\0\0\x18ftypheic\0\0\0\0mif1heic" + bytes(100))

@@ -9,7 +9,7 @@ import pytest
 from data.layouts import parquet, samples, webdataset_cls
 
 from vitkit.core.errors import DataError
-from vitkit.data import verify
+from vitkit.data import image_cache, verify
 from vitkit.data.dataset import ConcatSource, ImageSource, StoredImage, Subset
 from vitkit.data.fingerprint import Fingerprint, describe_changes, fingerprint_contents
 from vitkit.data.image_cache import ImageCache, open_image_cache
@@ -98,7 +98,7 @@ def test_only_new_and_changed_images_are_decoded(photos: Path, cache: ImageCache
 def test_interrupted_verification_continues(
     photos: Path, cache: ImageCache, decoded: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(verify, "SAVE_EVERY", 2)
+    monkeypatch.setattr(image_cache, "SAVE_EVERY", 2)
 
     def stop(images: int) -> None:
         if len(decoded) == 3:

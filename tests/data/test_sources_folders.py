@@ -147,7 +147,7 @@ def test_everything_left_out_is_named(tmp_path: Path) -> None:
     assert (
         files == "left out 3 files that are not images (1 .svg, 1 without suffix, 1 .pdf): dog/2.svg, notes, owl/1.pdf"
     )
-    assert (image, folders) == ("1 image in no class folder: x.jpg", "2 folders without images: bird/, owl/")
+    assert (image, folders) == ("1 image without a class: x.jpg", "2 folders without images: bird/, owl/")
     unlabeled = open_dataset(root, layout="unlabeled")
     assert unlabeled.left_out == ("bird/", "dog/2.svg", "notes", "owl/1.pdf")
 

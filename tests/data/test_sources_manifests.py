@@ -40,6 +40,13 @@ def test_class_index_sets_the_order(tmp_path: Path) -> None:
     assert data.first_split.labels.tolist() == [2, 1, 0]
 
 
+def test_images_that_no_line_lists_are_left_out(tmp_path: Path) -> None:
+    path = manifest(tmp_path, "file_name,label", "1.png,a", "cats/3 ä.png,b")
+    write(tmp_path / "cats/4.png", "4")
+    assert open_dataset(tmp_path).left_out == ("2.png", "cats/4.png")
+    assert open_dataset(path).left_out == ()  # lists of other images may be next to it
+
+
 def test_split_column_equals_split_folders(tmp_path: Path) -> None:
     path = manifest(tmp_path, "file_name,label,split", "1.png,a,train", "2.png,b,train", "cats/3 ä.png,b,Validation")
     assert {split: len(source) for split, source in open_dataset(path).splits.items()} == {"train": 2, "val": 1}

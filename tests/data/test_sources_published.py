@@ -133,7 +133,9 @@ def test_imagenet_val_folders_need_no_list(tmp_path: Path) -> None:
     for split in ("train", "val"):
         for name in CLASSES:
             write(tmp_path / split / name / "1.JPEG", name)
+    write(tmp_path / "test" / "ILSVRC2012_test_00000001.JPEG", "without a label")
     data = open_dataset(tmp_path)
+    assert data.left_out == ("test/ILSVRC2012_test_00000001.JPEG",)
     assert detect_layout(tmp_path) == "imagenet"
     assert data.splits["val"].labels.tolist() == [0, 1, 2]
 

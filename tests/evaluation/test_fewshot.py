@@ -100,6 +100,9 @@ def test_shots_are_nested_and_depend_on_the_seed() -> None:
     labels = torch.tensor([0, 1, 2] * 20 + [0] * 30)
     five, ten = (sample_shots(labels, num_classes=3, shots=shots, seed=3) for shots in (5, 10))
     assert torch.bincount(labels[five]).tolist() == [5, 5, 5]
+    generator = np.random.default_rng(3)
+    by_class = [generator.permutation(np.flatnonzero(labels == label))[:5] for label in range(3)]
+    assert five.tolist() == np.concatenate(by_class).tolist()
     assert len(set(ten.tolist())) == 30
     assert set(five.tolist()) <= set(ten.tolist())
     assert not torch.equal(five, sample_shots(labels, num_classes=3, shots=5, seed=4))

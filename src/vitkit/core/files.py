@@ -59,7 +59,7 @@ def text_of_name(name: str) -> str:
 
 def name_of_text(text: str) -> str:
     """Return the file name that functions of the operating system take: the reverse of `text_of_name`."""
-    return os.fsdecode(text.encode("utf-8", "surrogateescape"))
+    return text if text.isascii() else os.fsdecode(text.encode("utf-8", "surrogateescape"))
 
 
 def read_bytes(path: Path | str, *, max_bytes: int) -> bytes:

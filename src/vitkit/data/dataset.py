@@ -128,7 +128,7 @@ class Dataset:
     path: str
     splits: Mapping[str, ImageSource]
     left_out: tuple[str, ...] = ()
-    """Files at the path that are in no split: images in no class folder, files of other kinds, and, with a final /,
+    """Files at the path that are in no split: images without a class, files of other kinds, and, with a final /,
     folders without images."""
 
     @cached_property
@@ -145,6 +145,12 @@ class Dataset:
     def classes(self) -> tuple[str, ...]:
         """Class names by label."""
         return self.first_split.classes
+
+
+def count_labels(source: ImageSource) -> list[int]:
+    """Return the number of images of each class."""
+    labels = source.labels[source.labels != UNLABELED]
+    return np.bincount(labels, minlength=len(source.classes)).tolist()
 
 
 # Stratified splits by hashes of image names: the same images on every machine

@@ -249,7 +249,8 @@ def _open_heif(content: bytes) -> Image.Image:
     try:
         heif = import_module("pillow_heif")
     except ImportError as error:
-        raise DataError("HEIC files need pillow-heif: pip install 'vitkit[heic]'") from error
+        message = "HEIC needs the extra heif: pip install 'vitkit[heif]', or convert the file to JPEG"
+        raise DataError(message) from error
     return heif.HeifImageFile(io.BytesIO(content))
 
 

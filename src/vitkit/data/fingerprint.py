@@ -3,6 +3,7 @@
 import hashlib
 import io
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,16 +14,9 @@ from vitkit.core.errors import DataError
 from vitkit.core.files import write_bytes
 from vitkit.core.formatting import format_plural
 from vitkit.data.dataset import ImageSource, Subset
-from vitkit.data.image_cache import (
-    DIGEST_BYTES,
-    NO_STATUS,
-    ImageCache,
-    ImageRecord,
-    open_image_cache,
-    stamp_images,
-)
+from vitkit.data.image_cache import DIGEST_BYTES, ImageCache, ImageRecord, open_image_cache, stamp_images
 from vitkit.data.layouts.files import shorten_list
-from vitkit.data.verify import SAVE_EVERY, map_images
+from vitkit.data.verify import map_images
 
 _ARRAYS = {"names": 1, "classes": 1, "labels": 1, "statuses": 2, "digests": 2}
 
@@ -110,30 +104,23 @@ def fingerprint_contents(
     cache = open_image_cache() if cache is None else cache
     stamps = stamp_images(source)
     names = [source.name(index) for index in range(len(source))]
-    statuses = np.array([NO_STATUS if stamp is None else stamp.status for stamp in stamps], np.int64).reshape(-1, 4)
     digests = np.zeros((len(source), DIGEST_BYTES), dtype=np.uint8)
     is_known = np.zeros(len(source), dtype=np.bool_)
-    for index, record in cache.find(stamps).items():
+    for index, record in cache.find(stamps):
         digests[index], is_known[index] = np.frombuffer(record.digest, np.uint8), True
     if previous is not None:
-        _copy_known(previous, names, statuses, digests, is_known)
+        _copy_known(previous, names, stamps.statuses, digests, is_known)
     progress(int(is_known.sum()))
     missing = np.flatnonzero(~is_known).tolist()
-    workers = 0 if source.always_readable else workers
-    entries = []
-    try:
-        for index, digest in zip(missing, map_images(Subset(source, missing), _hash_one, workers=workers), strict=True):
-            digests[index] = np.frombuffer(digest, np.uint8)
-            stamp = stamps[index]
-            if stamp is not None and any(digest):
-                entries.append((stamp, ImageRecord(digest)))
-            if len(entries) >= SAVE_EVERY:
-                cache.add(entries)
-                entries = []
+    results = map_images(Subset(source, missing), _hash_one, workers=0 if source.always_readable else workers)
+    with closing(cache.store(stamps, zip(missing, results, strict=True))) as records:
+        for index, record in records:
+            if record.digest:
+                digests[index] = np.frombuffer(record.digest, np.uint8)
             progress(1)
-    finally:
-        cache.add(entries)
-    return Fingerprint(names=names, classes=source.classes, labels=source.labels, statuses=statuses, digests=digests)
+    return Fingerprint(
+        names=names, classes=source.classes, labels=source.labels, statuses=stamps.statuses, digests=digests
+    )
 
 
 def _copy_known(
@@ -153,12 +140,11 @@ def _copy_known(
     digests[same], is_known[same] = previous.digests[old[same]], True
 
 
-def _hash_one(source: ImageSource, index: int) -> bytes:
-    """Return the checksum of an image; zeros if it cannot be read."""
+def _hash_one(source: ImageSource, index: int) -> ImageRecord:
     try:
-        return source.checksum(index)[:DIGEST_BYTES]
+        return ImageRecord(source.checksum(index)[:DIGEST_BYTES])
     except (OSError, DataError):
-        return bytes(DIGEST_BYTES)
+        return ImageRecord(b"")
 
 
 def describe_changes(old: Fingerprint, new: Fingerprint) -> str | None:

@@ -8,10 +8,15 @@ import hashlib
 import logging
 import os
 import sqlite3
+from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from vitkit.core.cache_dir import create_cache_dir, mark_used, trim_cache
 from vitkit.core.errors import ConfigError, summarize
@@ -19,24 +24,28 @@ from vitkit.data.dataset import ImageSource
 
 logger = logging.getLogger(__name__)
 
-FILE_NAME = "images-1.sqlite3"
+FILE_NAME = "images-2.sqlite3"
 DIGEST_BYTES = 16
 """Bytes of an image's SHA-256 that are stored."""
+SAVE_EVERY = 500
+"""Images after which results are written to the cache; a killed process repeats at most these."""
 NO_STATUS = (-1, -1, -1, -1)
 _QUERY_SIZE = 500
 _TABLE = """CREATE TABLE IF NOT EXISTS images
-    (key BLOB PRIMARY KEY, status TEXT, digest BLOB, decoder TEXT, reason TEXT) WITHOUT ROWID"""
+    (key BLOB PRIMARY KEY, status BLOB, digest BLOB, decoder TEXT, reason TEXT) WITHOUT ROWID"""
 
 
-class FileStamp(NamedTuple):
-    """File and position of a stored image, and the file's size, times of change in ns, and inode."""
+@dataclass(frozen=True, kw_only=True, eq=False)
+class FileStamps:
+    """Keys of stored images, by file and position, and the state of their files."""
 
-    key: bytes
-    status: tuple[int, int, int, int]
+    keys: Sequence[bytes]
+    statuses: NDArray[np.int64]
+    """Size, times of change in ns and inode, N × 4; NO_STATUS for images in memory and files that do not exist."""
 
 
 class ImageRecord(NamedTuple):
-    """Facts about a stored image: its checksum, and why `decoder` cannot decode it ("" if it can).
+    """Facts about a stored image: its checksum, empty if it cannot be read, and why `decoder` cannot decode it, if so.
 
     An image that was not verified has the decoder "".
     """
@@ -46,21 +55,23 @@ class ImageRecord(NamedTuple):
     reason: str = ""
 
 
-def stamp_images(source: ImageSource) -> list[FileStamp | None]:
-    """Return the stamp of each image; None for images in memory and for files that do not exist."""
-    stamps: list[FileStamp | None] = []
+def stamp_images(source: ImageSource) -> FileStamps:
+    """Return the stamps of all images."""
+    keys: list[bytes] = []
+    statuses = array("q")
     current, status = "", NO_STATUS
     for index in range(len(source)):
         location = source.locate(index)
         if location is None:
-            stamps.append(None)
+            keys.append(b"")
+            statuses.extend(NO_STATUS)
             continue
         path, position = location
         if path != current:  # many images may be in one archive
             current, status = path, _read_status(path)
-        key = hashlib.blake2b(os.fsencode(path) + b"\0%d" % position, digest_size=DIGEST_BYTES).digest()
-        stamps.append(None if status == NO_STATUS else FileStamp(key, status))
-    return stamps
+        keys.append(hashlib.blake2b(os.fsencode(path) + b"\0%d" % position, digest_size=DIGEST_BYTES).digest())
+        statuses.extend(status)
+    return FileStamps(keys=keys, statuses=np.array(statuses, dtype=np.int64).reshape(-1, len(NO_STATUS)))
 
 
 def _read_status(path: str) -> tuple[int, int, int, int]:
@@ -80,27 +91,43 @@ class ImageCache:
     def __init__(self, path: Path | None) -> None:
         self.path = path
 
-    def find(self, stamps: Sequence[FileStamp | None]) -> dict[int, ImageRecord]:
-        """Return the records of images whose files have not changed, by index."""
+    def find(self, stamps: FileStamps) -> Iterator[tuple[int, ImageRecord]]:
+        """Yield index and record of each image whose file has not changed."""
         if self.path is None or not self.path.exists():
-            return {}
-        located = [(index, stamp) for index, stamp in enumerate(stamps) if stamp is not None]
-        records: dict[int, ImageRecord] = {}
+            return
+        statuses = _pack_statuses(stamps)
+        # In the order of the table, each of its pages is read once.
+        located = sorted(np.flatnonzero(stamps.statuses[:, 0] >= 0).tolist(), key=stamps.keys.__getitem__)
         with self._handle_errors(), closing(_connect(self.path)) as connection:
             for start in range(0, len(located), _QUERY_SIZE):
                 batch = located[start : start + _QUERY_SIZE]
                 query = f"SELECT * FROM images WHERE key IN ({','.join('?' * len(batch))})"
-                rows = {key: values for key, *values in connection.execute(query, [stamp.key for _, stamp in batch])}
-                for index, stamp in batch:
-                    status, *record = rows.get(stamp.key, ("",))
-                    if status == _format_status(stamp):
-                        records[index] = ImageRecord(*record)
+                rows = {row[0]: row for row in connection.execute(query, [stamps.keys[index] for index in batch])}
+                for index in batch:
+                    row = rows.get(stamps.keys[index])
+                    if row is not None and row[1] == statuses[index]:
+                        yield index, ImageRecord(*row[2:])
             mark_used(self.path)
-        return records
 
-    def add(self, entries: Iterable[tuple[FileStamp, ImageRecord]]) -> None:
-        """Store records; those of the same images are replaced."""
-        rows = [(stamp.key, _format_status(stamp), *record) for stamp, record in entries]
+    def store(
+        self, stamps: FileStamps, results: Iterable[tuple[int, ImageRecord]]
+    ) -> Iterator[tuple[int, ImageRecord]]:
+        """Yield the records of images as they are computed; store those of files every `SAVE_EVERY` and at the end."""
+        statuses = _pack_statuses(stamps)
+        rows: list[tuple[bytes | str, ...]] = []
+        try:
+            for index, record in results:
+                if record.digest and stamps.statuses[index, 0] >= 0:
+                    rows.append((stamps.keys[index], statuses[index], *record))
+                if len(rows) >= SAVE_EVERY:
+                    self._insert(rows)
+                    rows = []
+                yield index, record
+        finally:
+            self._insert(rows)
+
+    def _insert(self, rows: Sequence[tuple[bytes | str, ...]]) -> None:
+        """Insert rows; those of the same images are replaced."""
         if self.path is None or not rows:
             return
         with self._handle_errors(), closing(_connect(self.path)) as connection:
@@ -136,8 +163,10 @@ def _connect(path: Path) -> sqlite3.Connection:
     return connection
 
 
-def _format_status(stamp: FileStamp) -> str:
-    return " ".join(map(str, stamp.status))
+def _pack_statuses(stamps: FileStamps) -> list[bytes]:
+    """Return the status of each image as bytes."""
+    packed, size = stamps.statuses.tobytes(), len(NO_STATUS) * stamps.statuses.itemsize
+    return [packed[start : start + size] for start in range(0, len(packed), size)]
 
 
 def open_image_cache(directory: Path | None = None) -> ImageCache:

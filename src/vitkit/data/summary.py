@@ -19,7 +19,7 @@ from vitkit.core.errors import DataError, summarize
 from vitkit.core.files import write_bytes
 from vitkit.core.formatting import format_plural
 from vitkit.core.result import Result, draw
-from vitkit.data.dataset import UNLABELED, Dataset, ImageSource, hash_image
+from vitkit.data.dataset import UNLABELED, Dataset, ImageSource, count_labels, hash_image
 from vitkit.data.decode import ImageHeader, decode, read_header
 from vitkit.data.layouts.files import list_left_out, shorten_list
 from vitkit.data.verify import BadFile, check_image, map_images, read_image
@@ -182,10 +182,7 @@ def summarize_dataset(
     if contact_sheet is not None:
         write_contact_sheet(dataset, contact_sheet)
     duplicates = tuple(DuplicateGroup(tuple(members)) for members in by_content.values() if len(members) > 1)
-    split_counts = {
-        split: tuple(np.bincount(source.labels[source.labels >= 0], minlength=len(source.classes)).tolist())
-        for split, source in dataset.splits.items()
-    }
+    split_counts = {split: tuple(count_labels(source)) for split, source in dataset.splits.items()}
     total = len(headers) + len(bad)
     warnings = [] if total else ["there are no images"]
     if bad:

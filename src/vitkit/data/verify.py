@@ -24,7 +24,7 @@ from vitkit.core.errors import DataError, summarize
 from vitkit.core.files import write_csv
 from vitkit.data.dataset import ImageSource, StoredImage, Subset, hash_image
 from vitkit.data.decode import check_pixels, decode, describe_decoder
-from vitkit.data.image_cache import DIGEST_BYTES, FileStamp, ImageCache, ImageRecord, open_image_cache, stamp_images
+from vitkit.data.image_cache import DIGEST_BYTES, ImageCache, ImageRecord, open_image_cache, stamp_images
 
 logger = logging.getLogger(__name__)
 
@@ -35,8 +35,6 @@ ImageFunction = Callable[[ImageSource, int], Result]
 MAX_WARNINGS = 20
 _CHUNK_SIZE = 8
 """Images per task of a worker process. An interrupted run waits for the tasks that have started."""
-SAVE_EVERY = 500
-"""Images after which results are written to the cache; a killed process repeats at most these."""
 _DRAFT_SIZE = (64, 64)
 """Size at which JPEGs are decoded only to verify them; the whole stream is read nevertheless."""
 
@@ -65,37 +63,29 @@ def find_bad_files(
     cache = open_image_cache() if cache is None else cache
     decoder = f"{describe_decoder()}, {channels} channels"
     stamps = stamp_images(source)
-    reasons = {index: record.reason for index, record in cache.find(stamps).items() if record.decoder == decoder}
+    reasons = {index: record.reason for index, record in cache.find(stamps) if record.decoder == decoder}
     if reasons:
         progress(len(reasons))
     missing = [index for index in range(len(source)) if index not in reasons]
-    results = map_images(Subset(source, missing), partial(_verify_one, channels=channels), workers=workers)
-    entries: list[tuple[FileStamp, ImageRecord]] = []
-    try:
-        for index, (reason, digest) in zip(missing, results, strict=True):
-            reasons[index], stamp = reason, stamps[index]
-            if stamp is not None and digest:
-                entries.append((stamp, ImageRecord(digest, decoder, reason)))
-            if len(entries) >= SAVE_EVERY:
-                cache.add(entries)
-                entries = []
+    verify = partial(_verify_one, channels=channels, decoder=decoder)
+    results = map_images(Subset(source, missing), verify, workers=workers)
+    with contextlib.closing(cache.store(stamps, zip(missing, results, strict=True))) as records:
+        for index, record in records:
+            reasons[index] = record.reason
             progress(1)
-    finally:
-        cache.add(entries)
     cache.trim()
     return [BadFile(source.name(index), reasons[index]) for index in range(len(source)) if reasons[index]]
 
 
-def _verify_one(source: ImageSource, index: int, *, channels: int) -> tuple[str, bytes]:
-    """Return why an image cannot be used, and its checksum; no checksum of an image that cannot be read."""
+def _verify_one(source: ImageSource, index: int, *, channels: int, decoder: str) -> ImageRecord:
     digest = b""
     try:
         image = read_image(source, index)
         digest = hash_image(image)[:DIGEST_BYTES]
         check_image(image, channels=channels)
     except DataError as error:
-        return summarize(error), digest
-    return "", digest
+        return ImageRecord(digest, decoder, summarize(error))
+    return ImageRecord(digest, decoder)
 
 
 def skip_unreadable(

@@ -123,7 +123,9 @@ def released_preprocessing(preprocessing: Preprocessing) -> Preprocessing:
 def sample_shots(targets: Int[Tensor, "N"], *, num_classes: int, shots: int, seed: int) -> Int[Tensor, "n"]:
     """Draw images of each class, class by class; the draw for fewer shots is contained in that for more."""
     generator = np.random.default_rng(seed)
-    images = [generator.permutation(np.flatnonzero(targets.numpy() == label)) for label in range(num_classes)]
+    order = np.argsort(targets.numpy(), kind="stable")
+    starts = np.searchsorted(targets.numpy()[order], np.arange(1, num_classes))
+    images = [generator.permutation(of_class) for of_class in np.split(order, starts)]
     smallest = min(range(num_classes), key=lambda label: len(images[label]))
     if (count := len(images[smallest])) < shots:
         message = f"class {smallest} has too few images for {shots} shots"

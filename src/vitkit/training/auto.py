@@ -21,7 +21,7 @@ from vitkit.core.files import write_text
 from vitkit.core.lock import lock_directory
 from vitkit.core.signals import StopFlag, StopRequested
 from vitkit.core.sizes import pair
-from vitkit.data.dataset import Dataset, ImageSource
+from vitkit.data.dataset import Dataset, ImageSource, count_labels
 from vitkit.data.layouts.registry import open_dataset
 from vitkit.data.verify import exclude_files, read_bad_files
 from vitkit.model.config import ViTConfig
@@ -566,16 +566,11 @@ def check_photos(data: RunData, callback: Callback) -> None:
         )
     if are_identical(data.train):
         raise DataError(f"all {len(data.train)} training images are identical", hint="check how they were copied")
-    counts = count_labels(data.val, len(data.classes))
+    counts = count_labels(data.val)
     if missing := [name for name, count in zip(data.classes, counts, strict=True) if count == 0]:
         callback.on_warning(
             f"{list_names(missing)}: too few images to hold any out; the accuracy is that of the others"
         )
-
-
-def count_labels(source: ImageSource, num_classes: int) -> list[int]:
-    """Return the number of images of each class."""
-    return [int((source.labels == label).sum()) for label in range(num_classes)]
 
 
 def list_names(names: Collection[str]) -> str:

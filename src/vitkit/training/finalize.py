@@ -21,7 +21,7 @@ from vitkit.core.files import write_bytes, write_text
 from vitkit.core.formatting import format_clock
 from vitkit.core.metrics_log import MetricsRecord
 from vitkit.core.shapes import Tensor
-from vitkit.data.dataset import ImageSource
+from vitkit.data.dataset import ImageSource, count_labels
 from vitkit.data.decode import decode
 from vitkit.evaluation.evaluation import EvaluationResult
 from vitkit.evaluation.metrics import Calibration, ClassMetrics, Confusion
@@ -169,7 +169,7 @@ def describe_selection(
     selection = context.selection
     if selection is None:
         return {}
-    counts = {name: int((data.train.labels == label).sum()) for label, name in enumerate(data.classes)}
+    counts = dict(zip(data.classes, count_labels(data.train), strict=True))
     result = evaluation.result if evaluation else None
     recalls = {each.name: each.recall for each in result.per_class if each.recall is not None} if result else {}
     top1 = result.top1 if result else selection.best.top1

@@ -25,11 +25,11 @@ class PackedNames(Sequence[str]):
     """Strings packed into one buffer: a million objects would be copied into every worker process."""
 
     def __init__(self, names: Iterable[str]) -> None:
-        packed, ends = bytearray(), array("q", [0])
+        packed, self.ends = bytearray(), array("q", [0])
         for name in names:
             packed += name.encode("utf-8", "surrogateescape")
-            ends.append(len(packed))
-        self.packed, self.ends = bytes(packed), np.array(ends, dtype=np.int64)
+            self.ends.append(len(packed))
+        self.packed = bytes(packed)
 
     def __len__(self) -> int:
         return len(self.ends) - 1

@@ -95,7 +95,7 @@ def list_left_out(names: Sequence[str]) -> list[str]:
         are = "files that are not images" if len(files) > 1 else "file that is not an image"
         parts.append(f"{len(files):,} {are} ({counts}): {shorten_list(files, limit=3)}")
     if images:
-        parts.append(f"{format_plural(len(images), 'image')} in no class folder: {shorten_list(images, limit=3)}")
+        parts.append(f"{format_plural(len(images), 'image')} without a class: {shorten_list(images, limit=3)}")
     if folders:
         parts.append(f"{format_plural(len(folders), 'folder')} without images: {shorten_list(folders, limit=3)}")
     return [f"left out {'; '.join(parts)}"] if parts else []

@@ -89,7 +89,10 @@ def list_image_files(path: Path) -> tuple[list[str], list[str]]:
     if not path.is_dir():
         raise DataError(f"{path} is not a directory")
     names = sorted(walk_files(path))
-    images, others = list(filter(is_image, names)), [name for name in names if not is_image(name)]
+    images: list[str] = []
+    others: list[str] = []
+    for name in names:
+        (images if is_image(name) else others).append(name)
     if not images:
         raise DataError(f"{path} has no images", got=f"{len(names)} other files" if names else "an empty directory")
     return images, others

@@ -6,17 +6,25 @@ import re
 import stat
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path, PurePosixPath
 
 import numpy as np
 
 from vitkit.core.errors import DataError
-from vitkit.core.files import name_of_text
+from vitkit.core.files import name_of_text, text_of_name
 from vitkit.data.dataset import Dataset
 from vitkit.data.layouts.base import MAX_CLASSES, make_file_dataset, name_classes, number_class_names
-from vitkit.data.layouts.files import iterate_lines, list_directory, parse_split, read_list, shorten_list
+from vitkit.data.layouts.files import (
+    is_image,
+    iterate_lines,
+    list_directory,
+    parse_split,
+    read_list,
+    shorten_list,
+    walk_files,
+)
 
 MANIFESTS = ("metadata.csv", "metadata.jsonl", "labels.csv", "labels.jsonl", "manifest.csv", "manifest.jsonl")
 COLUMNS = ("file_name", "label", "split", "class_index")
@@ -62,7 +70,8 @@ def find_manifests(path: Path) -> list[Path]:
 def open_manifest(path: Path) -> Dataset:
     """Open the images of a manifest. Columns: file_name, label, and optionally split and class_index.
 
-    Without class_index the classes are the sorted labels: numbers by value, others by name.
+    Without class_index the classes are the sorted labels: numbers by value, others by name. Images of a directory that
+    are not listed are left out.
     """
     manifests = find_manifests(path)
     directories = {manifest.parent for manifest in manifests}
@@ -72,18 +81,21 @@ def open_manifest(path: Path) -> Dataset:
         hint = "give the path of the manifest itself"
         raise DataError(f"{path} has {len(manifests) or 'no'} manifests", expected=expected, got=got, hint=hint)
     root = path.parent if path.is_file() else path
-    rows = list(
-        check_row_files(chain.from_iterable(read_rows(manifest, root=root) for manifest in manifests), root=root)
-    )
+    lines = chain.from_iterable(read_rows(manifest, root=root) for manifest in manifests)
+    rows = list(check_row_files(check_rows(lines), root=root))
     if not rows:
         raise DataError(f"{manifests[0]} lists no images", expected=EXAMPLE)
-    check_rows(rows)
     by_split: dict[str, list[ManifestRow]] = {}
     for row in sorted(rows, key=lambda row: row.file_name):
         by_split.setdefault(row.split, []).append(row)
     classes = None if rows[0].class_index is None else name_classes_by_index(rows)
     layout = "CSV manifest" if manifests[0].suffix.lower() == ".csv" else "JSONL manifest"
-    return make_listed_dataset(path, by_split, layout=layout, root=root, classes=classes)
+    dataset = make_listed_dataset(path, by_split, layout=layout, root=root, classes=classes)
+    if path.is_file():  # other lists may be next to it
+        return dataset
+    listed = {row.file_name for row in rows}
+    names = sorted(text_of_name(name) for name in walk_files(root) if is_image(name))
+    return replace(dataset, left_out=tuple(name for name in names if name not in listed))
 
 
 def make_listed_dataset(
@@ -209,16 +221,18 @@ def check_relative_path(name: str, *, where: str) -> str:
     return path.as_posix()
 
 
-def check_rows(rows: Sequence[ManifestRow]) -> None:
-    """Raise DataError if only some lines have a split or class_index, or if a file is listed twice."""
-    first: dict[str, ManifestRow] = {}
+def check_rows(rows: Iterable[ManifestRow]) -> Iterator[ManifestRow]:
+    """Yield the rows; raise DataError if only some have a split or class_index, or if a file is listed twice."""
+    by_name: dict[str, ManifestRow] = {}
     for row in rows:
-        if (row.split == "all") != (rows[0].split == "all"):
+        first = next(iter(by_name.values()), row)
+        if (row.split == "all") != (first.split == "all"):
             raise DataError(f"{row.where}: some lines have a split and some have none")
-        if (row.class_index is None) != (rows[0].class_index is None):
+        if (row.class_index is None) != (first.class_index is None):
             raise DataError(f"{row.where}: some lines have a class_index and some have none")
-        if first.setdefault(row.file_name, row) is not row:
-            raise DataError(f"{row.where} repeats {row.file_name} of {first[row.file_name].where}")
+        if by_name.setdefault(row.file_name, row) is not row:
+            raise DataError(f"{row.where} repeats {row.file_name} of {by_name[row.file_name].where}")
+        yield row
 
 
 def check_row_files(rows: Iterable[ManifestRow], *, root: Path) -> Iterator[ManifestRow]:

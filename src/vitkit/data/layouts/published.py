@@ -8,6 +8,7 @@ import re
 import struct
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -78,7 +79,7 @@ def open_imagenet(path: Path) -> Dataset:
     """Open ImageNet. Classes are sorted WordNet ids, which is the order of the usual 1,000 labels.
 
     train is train/n01440764/… or ILSVRC2012_img_train.tar. val is val/n01440764/…, or val/ or ILSVRC2012_img_val.tar
-    with a list of labels next to it.
+    with a list of labels next to it. The test images have no labels and are left out.
     """
     root = path.parent if path.is_file() else path
     directories = find_split_directories(path) if path.is_dir() else {}
@@ -102,7 +103,8 @@ def open_imagenet(path: Path) -> Dataset:
     classes, labels = number_class_names(path, {split: synsets for split, (_, synsets) in splits.items()})
     for split, (source, _) in splits.items():
         source.classes, source.labels = classes, labels[split]
-    return make_dataset(path, {split: source for split, (source, _) in splits.items()})
+    dataset = make_dataset(path, {split: source for split, (source, _) in splits.items()})
+    return replace(dataset, left_out=tuple(_list_names(root, directories["test"])) if "test" in directories else ())
 
 
 def _list_names(root: Path, directory: Path) -> list[str]:

@@ -85,6 +85,8 @@ CASES: dict[str, ViTConfig] = {
     "map-relative": with_positions("relative", pooling="map"),
     "mean-with-class-token": small(pooling="mean", tokens=TokenConfig(class_token=True)),
     "map-with-class-token": small(pooling="map", tokens=TokenConfig(class_token=True)),
+    "class-mean": small(pooling="class_mean", tokens=TokenConfig(registers=2)),
+    "class-mean-after": small(pooling="class_mean", head=HeadConfig(norm="after_pooling")),
     "registers": small(tokens=TokenConfig(registers=3)),
     "registers-mean": small(pooling="mean", tokens=TokenConfig(registers=2)),
     "registers-rotary": with_positions("rotary", tokens=TokenConfig(registers=2)),

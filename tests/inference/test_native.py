@@ -92,7 +92,7 @@ def test_bf16_and_int8_are_close_to_the_model(precision, error) -> None:
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "int8"])
-@pytest.mark.parametrize("pooling", ["class", "mean", "map"])
+@pytest.mark.parametrize("pooling", ["class", "mean", "map", "class_mean"])
 def test_output_is_independent_of_batch_and_threads(precision, pooling) -> None:
     model = model_with(*SMALL, f"pooling={pooling}")
     images = images_for(model, 5)

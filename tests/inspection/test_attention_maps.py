@@ -26,6 +26,9 @@ def slow_start(model: ViT, tokens: Tensor) -> list[float]:
         return [1 / config.class_tokens if index < config.class_tokens else 0.0 for index in range(count)]
     if config.pooling == "mean":
         return [1 / config.patches if index >= config.prefix else 0.0 for index in range(count)]
+    if config.pooling == "class_mean":
+        of_patch = 0.5 / config.patches
+        return [0.5 if index == 0 else of_patch if index >= config.prefix else 0.0 for index in range(count)]
     assert model.attn_pool is not None
     pool, taken = model.attn_pool, torch.zeros(count, dtype=tokens.dtype)
     keys, _ = pool.kv(model.norm(tokens)).chunk(2, dim=-1)

@@ -24,6 +24,7 @@ from oracles import import_timm, import_transformers
 from torch import Tensor
 
 import vitkit
+from vitkit.core.errors import WeightsError
 from vitkit.core.sizes import pair
 from vitkit.model.config import AttentionConfig, BackboneConfig, HeadConfig, TokenConfig, ViTConfig
 from vitkit.model.patches import select_patches
@@ -86,6 +87,7 @@ class Kind:
 EPS = replace(ERF, norm_eps=1e-12)
 PLAIN, BARE = replace(SMALL, block=EPS), replace(SMALL, block=EPS, num_classes=0)
 SCALED = replace(SMALL, num_classes=0, mlp_dim=384, block=replace(ERF, layer_scale=1.0))
+CLASS_MEAN = replace(SCALED, num_classes=5, pooling="class_mean")
 GATED = replace(SCALED, mlp_dim=256, block=replace(SCALED.block, activation="swiglu"))
 POOLER = frozenset({"pooler.dense.weight", "pooler.dense.bias"})
 MASK = frozenset({"embeddings.mask_token"})
@@ -143,6 +145,14 @@ KINDS = {
         pooled,
         unread=MASK,
     ),
+    "DINOv2, classifier": Kind("huggingface-dinov2", CLASS_MEAN, "Dinov2ForImageClassification", DINO | NAMED),
+    "DINOv2, registers, classifier": Kind(
+        "huggingface-dinov2",
+        replace(CLASS_MEAN, tokens=FOUR),
+        "Dinov2WithRegistersForImageClassification",
+        DINO | NAMED,
+        unread=frozenset({"dinov2_with_registers.embeddings.mask_token"}),
+    ),
 }
 kinds = pytest.mark.parametrize("kind", KINDS)
 
@@ -185,6 +195,28 @@ def test_transformers_loads_our_directory(kind: str, tmp_path: Path) -> None:
     )
     if ours.config.num_classes:
         assert tuple(theirs.config.id2label[number] for number in range(5)) == LABELS
+
+
+def test_deit_that_ignores_its_distillation_token(tmp_path: Path) -> None:
+    theirs = replace(KINDS["DeiT"], name="DeiTForImageClassification").build()
+    theirs.save_pretrained(tmp_path)
+    ours = vitkit.load(tmp_path)
+    assert (ours.config.tokens, ours.labels) == (TokenConfig(registers=1), LABELS)
+    assert_same_logits(compute_logits(ours, ours.config), their_answer(theirs, ours.config, logits))
+    with pytest.raises(WeightsError, match="registers"):
+        write_with_format(load_stored_bundle(tmp_path), "huggingface-deit", tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    "name", ["ViTMSN", "IJepa", "Beit", "Data2VecVision", "DINOv3ViT", "SiglipVision", "CLIPVision"]
+)
+def test_other_model_types_are_named(name: str, tmp_path: Path) -> None:
+    model = getattr(import_transformers(), f"{name}Model")
+    sizes = SIZES | {"intermediate_size": 192, "num_register_tokens": 4}
+    model(model.config_class(**sizes)).save_pretrained(tmp_path)
+    with pytest.raises(WeightsError, match=f"transformers' {model.config_class.model_type} is not supported") as caught:
+        vitkit.load(tmp_path)
+    assert "dinov2" in str(caught.value.hint)
 
 
 def test_mae_encoder_is_read_without_its_decoder(tmp_path: Path) -> None:

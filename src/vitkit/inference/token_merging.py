@@ -102,7 +102,9 @@ class TokenMergingViT(nn.Module):
             features = model.attn_pool(tokens, bias=log_size_bias(sizes, tokens))
         else:
             patches, counts = tokens[:, config.prefix :], sizes[:, config.prefix :, None].to(tokens.dtype)
-            features = (patches * counts).sum(dim=1) / config.patches
+            features = (patches * counts).sum(dim=1, keepdim=True) / config.patches
+        if config.pooling == "class_mean":
+            features = torch.cat([tokens[:, :1], features], dim=1)
         return cast("Tensor", model.pre_logits(model.fc_norm(features).flatten(1)))
 
 

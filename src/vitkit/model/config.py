@@ -16,6 +16,8 @@ InterpolationOrigin = Literal[
     "google", "timm", "huggingface", "deit", "mae", "torchvision", "dinov2", "dinov2-registers"
 ]
 Injection = Literal["stem", "every_layer", "shared"]
+Pooling = Literal["class", "mean", "map", "class_mean"]
+"""What the head reads: the class token, the mean of the patches, attention pooling, or the first two (DINOv2)."""
 PositionRole = Literal["table", "bias", "rotation"]
 ResNetOrigin = Literal["google", "timm"]
 RootKind = Literal["standard", "small", "stack"]
@@ -330,7 +332,7 @@ class ViTConfig:
     heads: int = 12
     mlp_dim: int = 3072
     num_classes: int = 1000
-    pooling: Literal["class", "mean", "map"] = "class"
+    pooling: Pooling = "class"
     backbone: BackboneConfig | None = None
     positions: PositionConfig = PositionConfig()
     tokens: TokenConfig = TokenConfig()
@@ -360,7 +362,7 @@ class ViTConfig:
     def class_tokens(self) -> int:
         """Number of tokens that represent the image: class token and distillation token."""
         setting = self.tokens.class_token
-        class_token = self.pooling == "class" if setting is None else setting
+        class_token = "class" in self.pooling if setting is None else setting
         return int(class_token) + int(self.tokens.distillation)
 
     @property
@@ -381,7 +383,7 @@ class ViTConfig:
     @property
     def num_features(self) -> int:
         """F, the number of features that the head reads."""
-        if self.tokens.distillation:
+        if self.tokens.distillation or self.pooling == "class_mean":
             return 2 * self.width
         return self.head.pre_logits or self.width
 
@@ -432,9 +434,11 @@ def _check_sizes(config: ViTConfig) -> None:
 
 
 def _check_tokens(config: ViTConfig) -> None:
-    if config.tokens.class_token is False and config.pooling == "class":
+    if config.tokens.class_token is False and "class" in config.pooling:
         expected, hint = "tokens.class_token = true", "use pooling=mean or pooling=map for a model without one"
         raise ConfigError("class pooling reads the class token", expected=expected, got="false", hint=hint)
+    if config.pooling == "class_mean" and config.head.pre_logits:
+        raise ConfigError("class_mean pooling needs a linear head", expected="no head.pre_logits")
     if config.tokens.distillation and (config.pooling != "class" or config.head.pre_logits):
         raise ConfigError(
             "a distillation token needs a class token and a linear head",

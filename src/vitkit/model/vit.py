@@ -199,7 +199,9 @@ class ViT(ImageModel):
         elif self.attn_pool is not None:
             features = self.attn_pool(tokens)
         else:
-            features = tokens[:, config.prefix :].mean(dim=1)
+            features = tokens[:, config.prefix :].mean(dim=1, keepdim=True)
+        if config.pooling == "class_mean":
+            features = torch.cat([tokens[:, :1], features], dim=1)
         return self.pre_logits(self.fc_norm(features).flatten(1))
 
     # Methods of timm's models, with the same results
@@ -290,13 +292,19 @@ class ViT(ImageModel):
         return self.encode(self.embed(images), capture=Capture(attention=tuple(layers))).attention
 
     def pooling_weights(self, tokens: Float[Tensor, "B L D"]) -> Float[Tensor, "B L"]:
-        """Return the weight of each token in `pool`: one for the class token, 1/N for patches, or attention."""
+        """Return the weight of each token in `pool`: one for the class token, 1/N for patches, or attention.
+
+        With class_mean pooling, half for the class token and half for the patches.
+        """
         config = self.config
         if self.attn_pool is not None:
             return self.attn_pool.attention_weights(self.norm(tokens)).mean(dim=1)
         weights = tokens.new_zeros(tokens.shape[:2])
         first, last = (0, config.class_tokens) if config.pooling == "class" else (config.prefix, tokens.shape[1])
         weights[:, first:last] = 1 / (last - first)
+        if config.pooling == "class_mean":
+            weights[:, 0] = 1.0
+            weights /= 2
         return weights
 
     def token_positions(self, positions: PositionTable) -> Float[Tensor, "1 L D"]:

@@ -24,6 +24,7 @@ DELETION_STEPS = 10
 FOLLOWED_ROWS = {
     "class": "The row that is followed is that of the class token.",
     "mean": "This model has no class token; the mean of the rows of all patches is followed.",
+    "class_mean": "The rows of the class token and, on average, of all patches are followed, half each.",
     "map": "This model is pooled by an attention probe; rows are weighted as the probe weights them.",
 }
 

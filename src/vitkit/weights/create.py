@@ -49,7 +49,7 @@ def load_for_shape(
         patch_size=target.patch_size if isinstance(target, ViTConfig) else None,
         channels=target.channels,
         num_classes=target.num_classes if takes_classes else None,
-        pooling=None if pooling == "map" else pooling,
+        pooling=pooling if pooling in ("class", "mean") else None,
     )
     adapted, changes = adapt_bundle(bundle, request)
     if is_whole:

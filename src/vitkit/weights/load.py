@@ -26,7 +26,7 @@ from vitkit.weights import artifact as artifact_io
 from vitkit.weights.adapt_bundle import AdaptRequest, adapt_bundle
 from vitkit.weights.bundle import ModelBundle
 from vitkit.weights.formats.base import FileMetadata, Format
-from vitkit.weights.formats.huggingface import read_labels
+from vitkit.weights.formats.huggingface import MODEL_TYPES, read_labels
 from vitkit.weights.formats.registry import FORMATS, detect_format, get_format, parse_format
 from vitkit.weights.formats.timm.config import read_preprocessing
 from vitkit.weights.hub import PREFIX, NotCachedError, hub_cache_dir, is_hub_name, is_offline, resolve_hub_name
@@ -102,12 +102,7 @@ def identify(tensors: TensorFile, *, format: str | None = None) -> IdentifiedWei
     chosen, architecture = parse_format(format) if format else (detect_format(tensors.shapes, tensors.metadata), None)
     metadata = replace(tensors.metadata, is_declared=format is not None, architecture=architecture)
     if chosen is None:
-        raise WeightsError(
-            f"{tensors.path}: unknown weight format",
-            expected=", ".join(entry.title for entry in FORMATS.values()),
-            got=", ".join(list(tensors.shapes)[:3]) + " …",
-            hint="if you know the format, name it with --format",
-        )
+        raise _unknown_format(tensors)
     config = _infer_config(tensors, chosen, metadata)
     rules = chosen.rules(config, tensors.shapes)
     declared, notes = find_preprocessing(tensors.path, config, metadata=metadata, format=chosen)
@@ -121,6 +116,21 @@ def identify(tensors: TensorFile, *, format: str | None = None) -> IdentifiedWei
         declared_preprocessing=declared,
     )
     return replace(weights, notes=(*weights.notes, *_size_notes(weights)))
+
+
+def _unknown_format(tensors: TensorFile) -> WeightsError:
+    if isinstance(model_type := tensors.metadata.config.get("model_type"), str):
+        message = f"{tensors.path}: transformers' {model_type} is not supported"
+        return WeightsError(message, hint=f"vitkit reads {', '.join(MODEL_TYPES)}")
+    if any("root_block/" in name or name.endswith("conv_root/kernel") for name in tensors.shapes):
+        message = f"{tensors.path}: a ResNet with big_vision's names is not supported"
+        return WeightsError(message, hint="vitkit reads the files of Big Transfer, such as BiT-M-R50x1.npz")
+    return WeightsError(
+        f"{tensors.path}: unknown weight format",
+        expected=", ".join(entry.title for entry in FORMATS.values()),
+        got=", ".join(list(tensors.shapes)[:3]) + " …",
+        hint="if you know the format, name it with --format",
+    )
 
 
 def _infer_config(tensors: TensorFile, chosen: Format, metadata: FileMetadata) -> ModelConfig:

@@ -21,10 +21,14 @@ Tensors = list[Tensor]
 
 @dataclass(frozen=True)
 class Layout:
-    """Conversion of some tensors of a file to vitkit's, and its inverse."""
+    """Conversion of some tensors of a file to vitkit's, and its inverse.
+
+    `is_lossy` means that reading may combine or leave out values, so that writing does not restore them.
+    """
 
     read: Callable[[Tensors], Tensors]
     write: Callable[[Tensors], Tensors]
+    is_lossy: bool = False
 
 
 @dataclass(frozen=True)
@@ -66,6 +70,25 @@ def stack_layers(layers: Sequence[Rule]) -> Rule:
     return Rule(tuple(name for rule in layers for name in rule.ours), first.theirs, Layout(read, write))
 
 
+def sum_register_positions(prefix_rows: int, registers: int) -> Layout:
+    """Return the layout of registers that have rows in the position table.
+
+    Both are added, so vitkit stores the sum; written positions are zero.
+    """
+
+    def read(theirs: Tensors) -> Tensors:
+        tokens, table = theirs
+        before, own, patches = table.split([prefix_rows, registers, table.shape[1] - prefix_rows - registers], dim=1)
+        return [tokens + own, torch.cat([before, patches], dim=1)]
+
+    def write(ours: Tensors) -> Tensors:
+        tokens, table = ours
+        before, patches = table.split([prefix_rows, table.shape[1] - prefix_rows], dim=1)
+        return [tokens, torch.cat([before, torch.zeros_like(tokens), patches], dim=1)]
+
+    return Layout(read, write, is_lossy=True)
+
+
 def rename(ours: str, theirs: str) -> Rule:
     """Return the rule of one tensor with two names."""
     return Rule((ours,), (theirs,), IDENTITY)
@@ -92,12 +115,28 @@ def invert_rules(rules: Sequence[Rule], state: Mapping[str, Tensor]) -> Iterator
         yield from ((name, tensor.contiguous()) for name, tensor in zip(rule.theirs, parts, strict=True))
 
 
+def find_lost(rules: Sequence[Rule], tensors: Mapping[str, Tensor]) -> tuple[str, ...]:
+    """Return the names of a file's tensors whose values are combined or left out when they are read."""
+    lost = []
+    for rule in rules:
+        if rule.layout.is_lossy:
+            theirs = [tensors[name] for name in rule.theirs]
+            written = rule.layout.write(rule.layout.read(theirs))
+            pairs = zip(rule.theirs, theirs, written, strict=True)
+            lost += [name for name, before, after in pairs if not torch.equal(before, after.to(before.dtype))]
+    return tuple(lost)
+
+
 @dataclass(frozen=True)
 class KeyMatch:
-    """Names that a model's rules do not find in a file, and names in the file that no rule uses."""
+    """Names that a model's rules do not find in a file, and names in the file that no rule uses.
+
+    `ignored` are those of the latter that are not part of the model, such as decoders.
+    """
 
     missing: tuple[str, ...]
     extra: tuple[str, ...]
+    ignored: tuple[str, ...] = ()
 
     def check(self) -> None:
         """Raise an error if a name is missing or extra."""
@@ -112,4 +151,5 @@ def match_keys(rules: Sequence[Rule], names: Collection[str], *, ignored: Sequen
     expected = {name for rule in rules for name in rule.theirs}
     unused = sorted(set(names) - expected)
     extra = [name for name in unused if not any(re.fullmatch(pattern, name) for pattern in ignored)]
-    return KeyMatch(tuple(sorted(expected - set(names))), tuple(extra))
+    rest = tuple(name for name in unused if name not in extra)
+    return KeyMatch(tuple(sorted(expected - set(names))), tuple(extra), rest)

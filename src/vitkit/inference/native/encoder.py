@@ -35,7 +35,8 @@ from vitkit.model.positions import rotary_2d
 from vitkit.model.vit import ViT
 from vitkit.zoo.registry import Model
 
-POOLING = {"class": 0, "mean": 1, "map": 2}
+POOLING = {"class": 0, "mean": 1, "map": 2, "class_mean": 2}
+"""Codes of the library; 2 returns all tokens, which torch pools."""
 ACTIVATIONS: dict[Activation, int] = {"gelu_tanh": 0, "gelu_erf": 1, "swiglu": 2}
 MAX_INT8_PATCH_VALUES = (2**31 - 1) // (255 * 127)
 """Longest int8 dot product that cannot overflow an int32 accumulator. Only the patch embedding can exceed it."""
@@ -90,8 +91,8 @@ class NativeEngine:
     """A Vision Transformer on the native kernels. Outputs are bit-identical for every batch composition.
 
     The engine holds its own packed copy of the weights (about 4 bytes per parameter in fp32, 2 in bf16, 1 in int8), so
-    later changes to the model have no effect. Attention pooling runs in torch. Work buffers are kept between calls: for
-    B/16 about 8 MB per thread, plus the same for every concurrent single-threaded caller.
+    later changes to the model have no effect. Attention pooling and class_mean pooling run in torch. Work buffers are
+    kept between calls: for B/16 about 8 MB per thread, plus the same for every concurrent single-threaded caller.
 
     In bf16 and int8 the residual stream, LayerNorm, softmax, GELU and head stay float32. int8 uses one scale per output
     channel and a dynamic range per token, so no calibration is needed. The first engine on a machine compiles the
@@ -124,10 +125,7 @@ class NativeEngine:
             self._engine = _create(self._library, model, precision)
         self._finalizer = weakref.finalize(self, self._library.vitkit_destroy, self._engine)
         self._finalizer.atexit = False  # a daemon thread may still be running it, and the process ends anyway
-        pooling = (
-            (model.attn_pool, model.fc_norm, model.pre_logits, model.head) if model.config.pooling == "map" else ()
-        )
-        self._pooling = [deepcopy(module).to(CPU, torch.float32).eval() for module in pooling if module is not None]
+        self._torch_head = _copy_head(model) if POOLING[model.config.pooling] == 2 else None
         self._weights_owner: NativeEngine | None = None  # keeps shared weights alive
 
     @property
@@ -167,14 +165,13 @@ class NativeEngine:
         batch = images.shape[0]
         features = torch.empty(batch, config.num_features)
         logits = torch.empty(batch, config.num_classes) if with_logits and config.num_classes else None
-        if self._pooling:
+        if self._torch_head is not None:
             tokens = torch.empty(batch, config.prefix + config.patches, config.width)
             self._call(images, tokens=tokens)
-            pool, norm, pre_logits, head = self._pooling
             for index, image in enumerate(tokens):  # in torch the batch size changes the last bits
-                features[index] = pre_logits(norm(pool(image[None])))[0]
+                features[index] = self._torch_head.forward_head(image[None], pre_logits=True)[0]
                 if logits is not None:
-                    logits[index] = head(features[index][None])[0]
+                    logits[index] = self._torch_head.head(features[index][None])[0]
         else:
             self._call(images, features=features, logits=logits)
         return features, features if logits is None else logits
@@ -197,6 +194,14 @@ class NativeEngine:
         return self.threads or torch.get_num_threads()
 
 
+def _copy_head(model: ViT) -> ViT:
+    """Copy the layers after the last norm, without the encoder."""
+    head, names = copy(model), ("attn_pool", "fc_norm", "pre_logits", "head")
+    modules = {name: module for name, module in model.named_children() if name in names}
+    head._modules = {name: deepcopy(module).to(CPU, torch.float32).eval() for name, module in modules.items()}
+    return head
+
+
 def _create(library: ctypes.CDLL, model: ViT, precision: Precision) -> int:
     """Create the library's engine object, which copies and packs the weights."""
     if any(parameter.is_meta for parameter in model.parameters()):
@@ -209,7 +214,7 @@ def _create(library: ctypes.CDLL, model: ViT, precision: Precision) -> int:
         return structure(**{name: ctypes.cast(each.data_ptr(), FLOATS) for name, each in floats.items()})
 
     (height, width), (patch_height, patch_width) = pair(config.image_size), pair(config.patch_size)
-    has_torch_head = config.pooling == "map"
+    has_torch_head = POOLING[config.pooling] == 2
     images = {"channels": config.channels, "image_height": height, "image_width": width}
     patches = {"patch_height": patch_height, "patch_width": patch_width}
     encoder = {name: getattr(config, name) for name in ("width", "heads", "mlp_dim", "prefix", "class_tokens")}

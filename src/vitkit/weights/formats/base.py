@@ -18,7 +18,7 @@ NONSTANDARD_PARTS = (
     *("a hybrid", "axial attention", "attention pooling", "mean pooling"),
     *("no positions", "learned positions of rows and columns", "relative positions", "rotary positions"),
     *("positions at every layer", "a class token without a position", "normalized queries and keys"),
-    "a norm after pooling",
+    *("a norm after pooling", "class_mean pooling"),
 )
 """Parts that a standard ViT does not have."""
 
@@ -144,6 +144,7 @@ def find_reason(config: ViTConfig, parts: Sequence[str], others: Mapping[str, bo
         "axial attention": block.axial,
         "attention pooling": config.pooling == "map",
         "mean pooling": config.pooling == "mean",
+        "class_mean pooling": config.pooling == "class_mean",
         "no positions": positions.kind == "none",
         "learned positions of rows and columns": positions.kind == "learned_2d",
         "relative positions": positions.kind == "relative",

@@ -36,7 +36,7 @@ UNSUPPORTED_PARTS = (
     *("a distillation token", "registers"),
     *("relative positions", "rotary positions", "learned positions of rows and columns", "positions at every layer"),
     *("a grid that is not square", "SwiGLU", "exact GELU", "LayerScale", "axial attention", "no qkv biases"),
-    *("normalized queries and keys", "a norm after pooling"),
+    *("normalized queries and keys", "a norm after pooling", "class_mean pooling"),
 )
 
 

@@ -5,8 +5,8 @@ with or without the prefix of the base model (`vit.`).
 
 What tensors do not determine (heads, GELU form, eps, aspect ratio) is in config.json. What it leaves out has the
 default of the library's configuration class. Without config.json a file is read only if the user names its format.
-`DeiTForImageClassification` does not read its distillation token, and `Dinov2ForImageClassification` also reads the
-mean of the patches: for these only the backbone is inferred, and the classifier is reported as extra.
+`Dinov2ForImageClassification` reads the class token and the mean of the patches. `DeiTForImageClassification` does not
+read its distillation token, which is a register of the loaded model; such a model is not written.
 """
 
 import re
@@ -30,7 +30,7 @@ from vitkit.model.config import (
 )
 from vitkit.weights.formats import base
 from vitkit.weights.formats.base import NONSTANDARD_PARTS, FileMetadata, Format, get_shape, simplify_size
-from vitkit.weights.rules import Rule, Shapes, layer_rules, rename
+from vitkit.weights.rules import Rule, Shapes, layer_rules, rename, sum_register_positions
 from vitkit.zoo.variants import ModelConfig
 
 Value = TypeVar("Value", int, float, str)
@@ -41,6 +41,8 @@ ACTIVATIONS: dict[str, Activation] = {
     **dict.fromkeys(("gelu_pytorch_tanh", "gelu_python_tanh", "gelu_new", "gelu_fast", "gelu_accurate"), "gelu_tanh"),
 }
 HIDDEN_ACT: dict[Activation, str] = {"gelu_erf": "gelu", "gelu_tanh": "gelu_pytorch_tanh", "swiglu": "gelu"}
+UNDISTILLED_HEAD = ("head", "classifier")
+"""Classifier of `DeiTForImageClassification`."""
 UNUSED_NAMES = (r"PREFIXembeddings\.mask_token", r"PREFIXpooler\..+", r"decoder\.0\..+")
 
 
@@ -115,12 +117,15 @@ DEIT = ModelFamily(
 VIT_MAE = ModelFamily(model_type="vit_mae", models=("ViTMAEModel", ""), kernel="mae")
 DINOV2 = ModelFamily(
     model_type="dinov2",
-    models=("Dinov2Model", ""),
+    models=("Dinov2Model", "Dinov2ForImageClassification"),
     prefixes=("dinov2.", "dinov2_with_registers.", ""),
     schemes=DINOV2_BLOCKS,
+    heads=(("head", "classifier"),),
     norm_eps=1e-6,
     scaled=True,
 )
+MODEL_TYPES = (*(family.model_type for family in (VIT, DEIT, VIT_MAE, DINOV2)), "dinov2_with_registers")
+"""Model types that are read."""
 
 
 # Detection
@@ -166,21 +171,27 @@ def count_blocks(naming: NamingScheme, shapes: Shapes) -> int:
 def make_rules(family: ModelFamily, config: ModelConfig, shapes: Shapes | None) -> list[Rule]:
     """Make the rules of a model, with the names of a file or those of `save_pretrained`."""
     config = base.require_vit(config)
-    naming = replace(family.schemes[0], prefix=family.prefixes[0] if config.num_classes else "")
+    with_registers = family.scaled and config.tokens.registers > 0
+    naming = replace(family.schemes[0], prefix=family.prefixes[with_registers] if config.num_classes else "")
     if shapes is not None:
         naming = detect_naming(family, shapes)
     prefix, embeddings = naming.prefix, naming.embeddings
     tokens = {"cls_token": "cls_token", "pos_embed": "position_embeddings"}
     tokens |= {"dist_token": "distillation_token"} if config.tokens.distillation else {}
     tokens |= {"reg_token": "register_tokens"} if config.tokens.registers else {}
-    table = [rename(ours, f"{embeddings}{theirs}") for ours, theirs in tokens.items()]
+    table, heads = [], family.heads
+    if family.distilled and not config.tokens.distillation:
+        names = (f"{embeddings}distillation_token", f"{embeddings}{tokens.pop('pos_embed')}")
+        table.append(Rule(("reg_token", "pos_embed"), names, sum_register_positions(1, 1)))
+        tokens, heads = {"cls_token": "cls_token"}, (UNDISTILLED_HEAD,)
+    table += [rename(ours, f"{embeddings}{theirs}") for ours, theirs in tokens.items()]
     table += layer_rules("patch_embed.proj", f"{embeddings}patch_embeddings.projection")
     for layer in range(config.depth):
         table += _block_rules(config, naming, layer)
     table += layer_rules("norm", f"{prefix}layernorm")
     if config.head.pre_logits:
         table += layer_rules("pre_logits.fc", f"{prefix}pooler.dense")
-    for ours, theirs in family.heads if config.num_classes else ():
+    for ours, theirs in heads if config.num_classes else ():
         table += layer_rules(ours, theirs)
     return table
 
@@ -213,7 +224,9 @@ def infer_config(family: ModelFamily, shapes: Shapes, metadata: FileMetadata) ->
     registers = get_shape(shapes, tokens, axes=3)[1] if tokens in shapes else 0
     gated = f"{block}{naming.gated[1]}.weight" in shapes
     last = (naming.gated if gated else naming.mlp)[1]
-    classifier = next((f"{name}.weight" for _, name in family.heads if f"{name}.weight" in shapes), None)
+    heads = (*family.heads, UNDISTILLED_HEAD) if family.distilled else family.heads
+    classifier = next((f"{name}.weight" for _, name in heads if f"{name}.weight" in shapes), None)
+    is_distilled = family.distilled and classifier != f"{UNDISTILLED_HEAD[1]}.weight"
     patch_size = simplify_size(patch[0], patch[1])
     activation = get_setting(config, "hidden_act", "gelu")
     if not gated and activation not in ACTIVATIONS:
@@ -227,8 +240,9 @@ def infer_config(family: ModelFamily, shapes: Shapes, metadata: FileMetadata) ->
         heads=_heads(family, metadata, width=width),
         mlp_dim=get_shape(shapes, f"{block}{last}.weight", axes=2)[1],
         num_classes=get_shape(shapes, classifier, axes=2)[0] if classifier else 0,
+        pooling="class_mean" if family.scaled and classifier else "class",
         positions=PositionConfig(origin="dinov2-registers" if registers else family.kernel),
-        tokens=TokenConfig(distillation=family.distilled, registers=registers),
+        tokens=TokenConfig(distillation=is_distilled, registers=registers + (family.distilled and not is_distilled)),
         block=BlockConfig(
             attention=AttentionConfig(qkv_bias=f"{block}{naming.qkv[0]}.bias" in shapes),
             activation="swiglu" if gated else ACTIVATIONS[activation],
@@ -316,19 +330,22 @@ def unsupported_reason(family: ModelFamily, config: ModelConfig) -> str | None:
     if isinstance(config, BiTConfig):
         return "a ResNet"
     height, width = pair(config.image_size)
-    has_pre_logits = config.head.pre_logits is not None
+    has_pre_logits, is_class_mean = config.head.pre_logits is not None, config.pooling == "class_mean"
     reasons = {
         "no distillation token": family.distilled and not config.tokens.distillation,
         "a distillation token": not family.distilled and config.tokens.distillation,
         "no LayerScale": family.scaled and config.block.layer_scale is None,
-        "a classifier of the class token": not family.heads and config.num_classes > 0,
+        "a classifier": not family.heads and config.num_classes > 0,
+        "a classifier of the class token": family.scaled and config.num_classes > 0 and not is_class_mean,
+        "class_mean pooling without a classifier": is_class_mean and config.num_classes == 0,
         "pre-logits": not family.pooler and has_pre_logits,
         "pre-logits under a classifier": config.num_classes > 0 and has_pre_logits,
         # The library resamples the positions of such an image as if they formed a square.
         "an image that is not square": family.scaled and height != width,
         "an MLP that is not a multiple of the width": family.scaled and find_mlp_ratio(config) is None,
     }
-    parts = NONSTANDARD_PARTS if family.scaled else (*NONSTANDARD_PARTS, "LayerScale", "registers", "SwiGLU")
+    parts = [part for part in NONSTANDARD_PARTS if not (family.scaled and part == "class_mean pooling")]
+    parts += [] if family.scaled else ["LayerScale", "registers", "SwiGLU"]
     return base.find_reason(config, parts, reasons)
 
 

@@ -23,7 +23,7 @@ Reasons = Mapping[str, bool]
 """Reasons why a format cannot hold a model, and whether they apply."""
 UNSUPPORTED_PARTS = (
     *("axial attention", "pre-logits", "relative positions", "learned positions of rows and columns"),
-    "positions at every layer",
+    *("positions at every layer", "class_mean pooling"),
 )
 """Parts that none of these formats can hold."""
 FACEBOOK_PARTS = (

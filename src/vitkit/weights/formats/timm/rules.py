@@ -14,7 +14,17 @@ from vitkit.core.errors import WeightsError
 from vitkit.model.config import BiTConfig, ViTConfig
 from vitkit.weights.formats.base import require_vit
 from vitkit.weights.formats.timm.infer import normalize_names
-from vitkit.weights.rules import IDENTITY, Layout, Rule, Shapes, Tensors, layer_rules, rearrange_axes, rename
+from vitkit.weights.rules import (
+    IDENTITY,
+    Layout,
+    Rule,
+    Shapes,
+    Tensors,
+    layer_rules,
+    rearrange_axes,
+    rename,
+    sum_register_positions,
+)
 from vitkit.zoo.registry import create
 from vitkit.zoo.variants import ModelConfig
 
@@ -96,7 +106,7 @@ def _make_special_rules(config: ViTConfig, naming: NamingScheme, names: Sequence
     prefix_rows, registers = config.prefix_positions, config.tokens.registers
     if naming.register_rows and registers and "pos_embed" in names:
         pair = ("reg_token", "pos_embed")
-        special.append(Rule(pair, (naming.registers, "pos_embed"), _register_rows(prefix_rows, registers)))
+        special.append(Rule(pair, (naming.registers, "pos_embed"), sum_register_positions(prefix_rows, registers)))
     if naming.mask_token and "cls_token" in names:
         special.append(Rule(("cls_token",), ("cls_token", "mask_token"), WITH_MASK_TOKEN))
     if naming.periods:
@@ -147,23 +157,7 @@ def make_bit_rules(config: BiTConfig) -> list[Rule]:
 # Layouts
 
 
-def _register_rows(prefix_rows: int, registers: int) -> Layout:
-    """Make the layout of registers with positions: timm adds both, so we store the sum and write zero positions."""
-
-    def read(theirs: Tensors) -> Tensors:
-        tokens, table = theirs
-        before, own, patches = table.split([prefix_rows, registers, table.shape[1] - prefix_rows - registers], dim=1)
-        return [tokens + own, torch.cat([before, patches], dim=1)]
-
-    def write(ours: Tensors) -> Tensors:
-        tokens, table = ours
-        before, patches = table.split([prefix_rows, table.shape[1] - prefix_rows], dim=1)
-        return [tokens, torch.cat([before, torch.zeros_like(tokens), patches], dim=1)]
-
-    return Layout(read, write)
-
-
-WITH_MASK_TOKEN = Layout(lambda theirs: theirs[:1], lambda ours: [ours[0], torch.zeros_like(ours[0][0])])
+WITH_MASK_TOKEN = Layout(lambda theirs: theirs[:1], lambda ours: [ours[0], torch.zeros_like(ours[0][0])], is_lossy=True)
 """Mask token of training, which vitkit does not have but DINO's loader requires."""
 
 
@@ -175,7 +169,7 @@ def _keys_masked(ours: Tensors) -> Tensors:
     return [bias, torch.cat([queries, keys, values])]
 
 
-MASKED_BIAS = Layout(lambda theirs: [theirs[0] * theirs[1].to(theirs[0].dtype)], _keys_masked)
+MASKED_BIAS = Layout(lambda theirs: [theirs[0] * theirs[1].to(theirs[0].dtype)], _keys_masked, is_lossy=True)
 
 
 def _without_keys(ours: Tensors) -> Tensors:

@@ -16,11 +16,12 @@ from vitkit.data.layouts.registry import open_dataset
 from vitkit.data.preprocessing import Preprocessing
 from vitkit.evaluation.features import compute_features
 from vitkit.evaluation.fewshot import LinearHead, replace_head
-from vitkit.evaluation.label_maps import LANDMARKS, imagenet_wnids
 from vitkit.weights import artifact as artifact_io
 from vitkit.weights.bundle import ModelBundle
+from vitkit.zoo.imagenet import LANDMARKS, imagenet_wnids
 
 SHARED = Path(__file__).parents[3] / "shared" / "data"
+
 NAMES = tuple(LANDMARKS.get(number, f"thing {number}") for number in range(1000))
 NUMBERS = (0, 1, 2, 9, 10, 11, 100, 101, 207, 500, 779, 999)
 WNIDS = [imagenet_wnids()[number] for number in NUMBERS]

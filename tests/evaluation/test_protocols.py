@@ -21,7 +21,6 @@ from vitkit.evaluation.label_maps import (
     LabelMap,
     MappedMetrics,
     imagenet_indices,
-    imagenet_wnids,
     load_label_map,
     published_label_map,
 )
@@ -37,6 +36,7 @@ from vitkit.evaluation.protocols import (
     read_real_labels,
 )
 from vitkit.weights.bundle import ModelBundle
+from vitkit.zoo.imagenet import imagenet_wnids
 
 NUMBERS = tuple(map(str, range(1000)))
 

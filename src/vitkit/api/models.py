@@ -244,7 +244,8 @@ def convert(
         settings: Settings that override the configuration of a file that states it wrongly; tensors must stay the same.
         format: Name of the format of `source`, if it is detected wrongly.
         overwrite: Replace `out` if it exists.
-        allow_loss: Leave out the head if the format cannot hold it; `.dropped` names the tensors.
+        allow_loss: Leave out the head if the format cannot hold it, and tensors that are not part of the model, such as
+            a decoder; `.dropped` names them. Otherwise they are an error.
 
     >>> import tempfile, vitkit
     >>> with tempfile.TemporaryDirectory() as directory:
@@ -286,7 +287,8 @@ def adapt(
         patch_size: Side of the patches, or height and width; the kernel is resized.
         channels: Channels of the images; logits of gray images do not change.
         num_classes: Classes of a new zero head, 0 for none.
-        labels: Class names, or a file with one per line, a run or a dataset. Known classes keep their weights.
+        labels: Class names, or a file with one per line, a run, a dataset, or "imagenet". Known classes keep their
+            weights.
         pooling: Input of the head: the class token or the mean of all tokens.
         format: Name of the format, if it is detected wrongly.
         overwrite: Replace `out` if it exists.

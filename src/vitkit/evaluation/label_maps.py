@@ -10,8 +10,6 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
-from importlib import resources
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -25,6 +23,7 @@ from vitkit.core.shapes import Float, Int, Tensor
 from vitkit.data.dataset import ImageSource, Subset
 from vitkit.data.layouts.files import shorten_list
 from vitkit.evaluation.evaluation import EvaluationResult, ImageMetrics, check_finite
+from vitkit.zoo.imagenet import has_imagenet_names, imagenet_wnids
 
 LogitScope = Literal["mapped", "all"]
 """Logits that compete: those of mapped classes only, or all."""
@@ -32,8 +31,6 @@ NameKind = Literal["wnids", "numbers", "either"]
 
 WNID = re.compile(r"n\d{8}")
 NUMBER = re.compile(r"[0-9]{1,4}")
-LANDMARKS = {0: "tench", 1: "goldfish", 207: "golden retriever", 779: "school bus", 999: "toilet"}
-"""Class names by which ImageNet's usual order is recognized."""
 OTHER_CLASS = "(other class)"
 """Label of predictions that are no class of the dataset."""
 
@@ -93,13 +90,6 @@ class LabelMap:
         return {"name": self.name, "classes": classes, "logits": self.logits, "left_out": self.unmapped_classes}
 
 
-@cache
-def imagenet_wnids() -> tuple[str, ...]:
-    """Return the WordNet ids of the 1,000 ImageNet classes in their usual order."""
-    lines = resources.files(__package__).joinpath("assets", "imagenet_wnids.txt").read_text("utf-8").splitlines()
-    return tuple(line for line in lines if not line.startswith("#"))
-
-
 def imagenet_indices(labels: Sequence[str]) -> NDArray[np.int64]:
     """Return the model's index of each ImageNet class, −1 where it lacks one.
 
@@ -111,11 +101,8 @@ def imagenet_indices(labels: Sequence[str]) -> NDArray[np.int64]:
     positions = {label: index for index, label in enumerate(labels) if WNID.fullmatch(label)}
     if positions:
         return np.array([positions.get(wnid, -1) for wnid in imagenet_wnids()], dtype=np.int64)
-    is_usual_order = len(labels) == len(imagenet_wnids()) and (
-        list(labels) == list(map(str, range(len(labels))))
-        or all(word in labels[index].lower() for index, word in LANDMARKS.items())
-    )
-    if not is_usual_order:
+    is_numbered = list(labels) == list(map(str, range(len(imagenet_wnids()))))
+    if not (is_numbered or has_imagenet_names(labels)):
         expected = "1,000 classes in the usual order, or WordNet ids such as n01440764"
         got = f"{len(labels)} classes: {shorten_list(labels, limit=3)}"
         hint = "map its classes with --label-map FILE"

@@ -17,8 +17,11 @@ from vitkit.weights.adapt_bundle import AdaptRequest, adapt_bundle
 from vitkit.weights.bundle import ModelBundle
 from vitkit.weights.convert import check_output, write_output
 from vitkit.weights.describe import load_described
+from vitkit.zoo.imagenet import has_imagenet_names, imagenet_names
 from vitkit.zoo.registry import Model
 
+IMAGENET = "imagenet"
+"""Name of ImageNet-1k's labels."""
 logger = logging.getLogger(__name__)
 
 
@@ -73,13 +76,18 @@ def adapt_source(
 
 
 def read_labels(path: Path) -> tuple[str, ...]:
-    """Read class names from a file (a JSON list, or one name per line), a trained model or a dataset."""
+    """Read class names from a file (a JSON list, or one name per line), a trained model or a dataset.
+
+    "imagenet" are the names of ImageNet-1k. A list of them in the usual order may call two classes crane.
+    """
+    if str(path) == IMAGENET and not path.exists():
+        return imagenet_names()
     if path.is_dir() and not (path / artifact_io.LABELS).is_file():
         return _dataset_labels(path)
     try:
         text = read_text(path / artifact_io.LABELS if path.is_dir() else path)
     except FileNotFoundError as error:
-        hint = "labels are a file with one class per line, a run, or a directory of images"
+        hint = f"labels are a file with one class per line, a run, a directory of images, or {IMAGENET}"
         raise ConfigError(f"{path}: no such file or directory", hint=hint) from error
     except ValueError as error:
         raise ConfigError(f"{path}: not UTF-8 text") from error
@@ -95,7 +103,11 @@ def read_labels(path: Path) -> tuple[str, ...]:
         labels = tuple(line.strip() for line in text.splitlines() if line.strip())
     if not labels:
         raise ConfigError(f"{path}: contains no labels", expected="one class per line")
-    if repeated := [label for label, count in Counter(labels).items() if count > 1]:
+    repeated = [label for label, count in Counter(labels).items() if count > 1]
+    if repeated and has_imagenet_names(labels):
+        pairs = zip(labels, imagenet_names(), strict=True)
+        return tuple(unique if label in repeated else label for label, unique in pairs)
+    if repeated:
         raise ConfigError(f"{path}: label {repeated[0]} is repeated", hint="give each class a name of its own")
     return labels
 

@@ -42,9 +42,10 @@ PLAIN: tuple[ViTConfig, ...] = (
     replace(ERF, tokens=TokenConfig(class_token=True), pooling="mean", head=HeadConfig(norm="after_pooling")),
     replace(ERF, block=SCALED, positions=PositionConfig(covers="patches")),
     replace(ERF, block=SCALED, num_classes=0),
+    replace(ERF, block=SCALED, pooling="class_mean"),
     replace(ERF, block=replace(SCALED, norm_eps=1e-5), num_classes=0, positions=PositionConfig(kind="rotary")),
 )
-"""Models of the paper, timm, both without classes, DeiT, MAE, DeiT III, DINOv2 and DINOv3."""
+"""Models of the paper, timm, both without classes, DeiT, MAE, DeiT III, DINOv2 without and with classes, and DINOv3."""
 
 # Rows: changes of a standard model
 
@@ -123,6 +124,7 @@ KINDS: dict[str, Change] = {
     "pooling: mean before the norm": pooled("mean", class_token=True, norm="after_pooling"),
     "pooling: attention": pooled("map", class_token=False),
     "pooling: attention, with a class token": pooled("map", class_token=True),
+    "pooling: class token and mean": pooled("class_mean", class_token=True),
     "registers": with_tokens(registers=3),
     "a distillation token": with_tokens(distillation=True),
     "pre-logits and a classifier": with_(num_classes=5, head=HeadConfig(pre_logits=48)),

@@ -1,5 +1,6 @@
 """Files exchanged with timm through its own saving and loading."""
 
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -8,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import safetensors.torch
 import torch
 from oracle.round_trip import (
     ERF,
@@ -25,6 +27,8 @@ from oracle.round_trip import (
 from oracles import import_timm
 from torch import nn
 
+import vitkit
+from vitkit.core.errors import WeightsError
 from vitkit.model.config import (
     AttentionConfig,
     BackboneConfig,
@@ -243,6 +247,50 @@ def test_timm_reads_our_google_files(kind: str, tmp_path: Path) -> None:
     else:  # timm computes with other numbers than the weights were trained with, and we with those
         difference = (exact_logits(published.build_model(), ours.config) - expected).abs().max()
         assert 5e-6 < difference < 1e-2  # BiT's is 7.7e-6; in float32 rounding alone kind_case more of it
+
+
+# From timm and back
+
+
+def save_timm(folder: Path, architecture: str, **args: Any) -> Any:
+    timm = import_timm()
+    model = randomize_model(timm.create_model(architecture, depth=1, num_classes=5, **args))
+    timm.models.save_for_hf(model, folder, model_args=args)
+    return model
+
+
+def test_register_positions_are_not_lost_silently(tmp_path: Path) -> None:
+    sizes = {"img_size": 32, "patch_size": 8, "embed_dim": 64, "num_heads": 2}
+    theirs = save_timm(tmp_path / "theirs", "vit_so150m_patch16_reg4_gap_256", **sizes)
+    with pytest.raises(WeightsError, match="left out or combined: reg_token, pos_embed"):
+        vitkit.convert(tmp_path / "theirs", tmp_path / "out", to="timm")
+    vitkit.convert(tmp_path / "theirs", tmp_path / "out", to="timm", allow_loss=True)
+    expected = exact_logits(theirs, vitkit.load(tmp_path / "out").config)
+    theirs.load_state_dict(safetensors.torch.load_file(tmp_path / "out" / "model.safetensors"), strict=True)
+    assert_same_logits(exact_logits(theirs, vitkit.load(tmp_path / "out").config), expected)
+    result = vitkit.convert(tmp_path / "out", tmp_path / "again", to="timm")  # the rows of registers are zero now
+    assert result.dropped == ()
+
+
+@pytest.mark.parametrize("architecture", ["vit_small_patch16_dinov3", "vit_small_plus_patch16_dinov3_qkvb"])
+def test_dinov3_of_timm_is_converted_to_timm(architecture: str, tmp_path: Path) -> None:
+    theirs = save_timm(tmp_path / "theirs", architecture, img_size=32, patch_size=8, embed_dim=64, num_heads=2)
+    vitkit.convert(tmp_path / "theirs", tmp_path / "out", to="timm")
+    ours = vitkit.load(tmp_path / "out")
+    again = import_timm().create_model(f"local-dir:{tmp_path / 'out'}", pretrained=True).eval()
+    for model in (ours, again):
+        assert_same_logits(exact_logits(model, ours.config), exact_logits(theirs, ours.config))
+
+
+def test_edited_config_json_sets_preprocessing(tmp_path: Path) -> None:
+    write_with_format(make_bundle(SMALL), "timm", tmp_path / "out")
+    assert vitkit.describe_weights(tmp_path / "out").notes == ()
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    config["pretrained_cfg"]["interpolation"] = "nearest"
+    (tmp_path / "out" / "config.json").write_text(json.dumps(config))
+    info = vitkit.describe_weights(tmp_path / "out")
+    assert info.preprocessing.interpolation == "nearest"
+    assert info.notes == ("preprocessor_config.json ignored: config.json, which timm reads, has another interpolation",)
 
 
 # Facebook's files, by timm's own filters of them

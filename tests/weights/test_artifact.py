@@ -181,6 +181,17 @@ def test_another_format_version_is_refused_with_a_hint(tmp_path, version, hint) 
     assert re.search(hint, info.value.hint)
 
 
+def test_too_deep_config_is_refused_before_building(tmp_path, monkeypatch) -> None:
+    artifact_io.write_artifact(tmp_path, make_bundle(vit("tokens.distillation=true")))
+    config = json.loads((tmp_path / "config.json").read_text())
+    config["vitkit"]["model"]["depth"] = 999
+    artifact_io.write_json(tmp_path / "config.json", config)
+    artifact_io.write_checksums(tmp_path, FILES)
+    monkeypatch.setattr("vitkit.weights.formats.timm.rules.create", pytest.fail)
+    with pytest.raises(WeightsError, match=r"has no blocks\.998\.norm1\.weight"):
+        artifact_io.read_artifact(tmp_path)
+
+
 def test_first_format_version_is_refused_with_a_hint(tmp_path) -> None:
     """Version 1 had its description at the top of config.json, and no reference logits."""
     artifact_io.write_artifact(tmp_path, make_bundle(vit()))

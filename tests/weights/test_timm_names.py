@@ -240,7 +240,7 @@ def timm_model(config: ModelConfig) -> nn.Module:
         "qk_norm": block.attention.qk_norm,
         "init_values": block.layer_scale,
         "reg_tokens": config.tokens.registers,
-        "no_embed_class": config.positions.covers == "patches" or config.class_tokens == 0,
+        "no_embed_class": config.positions.covers == "patches",
         "pos_embed": "none" if config.positions.kind == "none" else "learn",
         "pool_include_prefix": config.pooling == "map",
         "norm_layer": partial(LayerNorm, eps=block.norm_eps),
@@ -382,7 +382,7 @@ REFUSED_BY_TIMM = {
     "learned_1d-shared": "positions at every layer",
     "learned_2d-stem": "learned positions of rows and columns",
     "relative-shared": "relative positions",
-    "rotary-shared": "rotary positions",
+    "rotary-shared": "tanh GELU with rotary positions",
     "sincos_2d-shared": "positions at every layer",
     "map-swiglu": "SwiGLU with attention pooling",
     "distilled-registers": "a distillation token with registers",
@@ -636,10 +636,10 @@ def test_timm_dinov3_keeps_its_naming_scheme(name: str, pooling: Any) -> None:
     if pooling == "class":  # timm's own models average
         described["global_pool"] = "token"
     beside_it = FileMetadata(file_type="safetensors", config=described)
-    assert [existing.name for existing in FORMATS if existing.matches(shapes_of(file), beside_it)] == ["dinov3"]
-    ours = loaded(DINOV3, file, beside_it)
+    assert [existing.name for existing in FORMATS if existing.matches(shapes_of(file), beside_it)] == ["timm"]
+    ours = loaded(TIMM, file, beside_it)
     assert_same_logits(ours, theirs)
-    assert same_bits(dict(invert_rules(DINOV3.rules(ours.config, shapes_of(file)), ours.state_dict())), file)
+    assert same_bits(dict(invert_rules(TIMM.rules(ours.config, shapes_of(file)), ours.state_dict())), file)
 
 
 # Dialects

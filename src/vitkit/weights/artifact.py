@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import jinja2
-import numpy as np
 import safetensors
 import safetensors.torch
 
@@ -28,7 +27,7 @@ from vitkit.data.preprocessing import Preprocessing
 from vitkit.model.config import BiTConfig, ViTConfig
 from vitkit.weights.bundle import ModelBundle, reference_logits
 from vitkit.weights.formats.timm import TIMM
-from vitkit.weights.formats.timm.config import make_timm_config
+from vitkit.weights.formats.timm.config import describe_preprocessing, make_timm_config
 from vitkit.weights.io.checks import check_config_limits, open_file, read_json_value
 from vitkit.weights.io.checks import read_json as read_checked_json
 from vitkit.weights.io.readers import check_header
@@ -108,18 +107,8 @@ def timm_config_json(bundle: ModelBundle) -> tuple[dict[str, object], str | None
 
 
 def _timm_pretrained_cfg(bundle: ModelBundle) -> dict[str, object]:
-    """Return timm's description of the preprocessing and of the layers that fine-tuning replaces.
-
-    timm always resizes with antialias, so the paper's resizing is described by its size and filter alone.
-    """
-    config, preprocessing = bundle.config, bundle.preprocessing
-    values: dict[str, object] = {
-        "mean": np.broadcast_to(preprocessing.mean, preprocessing.channels).tolist(),
-        "std": np.broadcast_to(preprocessing.std, preprocessing.channels).tolist(),
-        "interpolation": preprocessing.interpolation,
-        "crop_pct": 1.0 if preprocessing.resize == "squash" else preprocessing.crop_fraction,
-        "crop_mode": "center" if preprocessing.resize == "crop" else "squash",
-    }
+    """Return timm's description of the preprocessing and of the layers that fine-tuning replaces."""
+    config, values = bundle.config, describe_preprocessing(bundle.preprocessing)
     if isinstance(config, ViTConfig):
         values["fixed_input_size"] = config.positions.is_additive
     if config.num_classes:
@@ -295,6 +284,8 @@ def read_reference_logits(path: Path | str) -> list[float] | None:
 
 def _read_weights(path: Path, config: ModelConfig, *, names: str) -> dict[str, Tensor]:
     tensors = read_tensors(path)
+    if missing := [name for name in _last_layers(config) if name not in tensors]:  # before all layers are built
+        raise WeightsError(f"{path}: has no {missing[0]}", hint=f"{CONFIG} is of another model")
     if names != "timm":
         return tensors
     rules = changing_rules(TIMM.rules(config, None))
@@ -304,6 +295,15 @@ def _read_weights(path: Path, config: ModelConfig, *, names: str) -> dict[str, T
         raise WeightsError(f"{path}: has no {error.args[0]}", hint="it is of another model") from error
     theirs = {name for rule in rules for name in rule.theirs}
     return {name: tensor for name, tensor in tensors.items() if name not in theirs} | renamed
+
+
+def _last_layers(config: ModelConfig) -> list[str]:
+    """Return a tensor of the last layer, and of the last unit of each stage of a ResNet."""
+    if isinstance(config, BiTConfig):
+        return [f"stages.{stage}.blocks.{count - 1}.conv1.weight" for stage, count in enumerate(config.units)]
+    units = enumerate(config.backbone.units if config.backbone else ())
+    stages = [f"patch_embed.backbone.stages.{stage}.blocks.{count - 1}.conv1.weight" for stage, count in units]
+    return [f"blocks.{config.depth * (1 + config.block.axial) - 1}.norm1.weight", *stages]
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:

@@ -24,16 +24,17 @@ from vitkit.typing import ModelSource
 from vitkit.typing import Path as PathType
 from vitkit.weights import artifact as artifact_io
 from vitkit.weights.adapt_bundle import AdaptRequest, adapt_bundle
-from vitkit.weights.bundle import ModelBundle
+from vitkit.weights.bundle import ModelBundle, are_class_numbers
 from vitkit.weights.formats.base import FileMetadata, Format
 from vitkit.weights.formats.huggingface import MODEL_TYPES, read_labels
 from vitkit.weights.formats.registry import FORMATS, detect_format, get_format, parse_format
-from vitkit.weights.formats.timm.config import read_preprocessing
+from vitkit.weights.formats.timm.config import find_changed_keys, read_preprocessing
 from vitkit.weights.hub import PREFIX, NotCachedError, hub_cache_dir, is_hub_name, is_offline, resolve_hub_name
 from vitkit.weights.io.checks import read_json
 from vitkit.weights.io.readers import INDEX, SUFFIXES, TensorFile, open_tensors
 from vitkit.weights.rules import KeyMatch, Rule, apply_rules, match_keys
 from vitkit.weights.run_checkpoint import is_unfinished_run, read_unfinished_run
+from vitkit.zoo.imagenet import imagenet_names
 from vitkit.zoo.pretrained import PretrainedWeights, find_pretrained_file, find_pretrained_name, get_pretrained_names
 from vitkit.zoo.registry import Model, create, get_model_name, set_defaults
 from vitkit.zoo.variants import ModelConfig
@@ -84,8 +85,17 @@ class IdentifiedWeights:
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """Class names from the file's config.json, else class numbers."""
-        return labels_from_config(self.metadata.config, num_classes=self.config.num_classes)
+        """Class names from the file's config.json or, if it was published so, of ImageNet; else class numbers."""
+        labels = labels_from_config(self.metadata.config, num_classes=self.config.num_classes)
+        is_unnamed = len(labels) == len(imagenet_names()) and are_class_numbers(labels)
+        return imagenet_names() if is_unnamed and self._is_of_imagenet() else labels
+
+    def _is_of_imagenet(self) -> bool:
+        """Return whether the file is named as a published one, or has timm's tag of weights of ImageNet-1k."""
+        stated = self.metadata.config.get("pretrained_cfg")
+        tag = stated.get("tag") if isinstance(stated, Mapping) else None
+        is_published = find_pretrained_file(self.metadata.file_name, format=self.format.name) is not None
+        return is_published or str(tag).endswith("in1k")
 
     def to_bundle(self, state: dict[str, Tensor]) -> ModelBundle:
         """Return the bundle of the converted tensors `state` and this description."""
@@ -163,17 +173,20 @@ def find_preprocessing(
 ) -> tuple[Preprocessing | None, list[str]]:
     """Return the declared preprocessing of a weight file, and notes on keys that are not supported.
 
-    Sources, in this order: preprocessor_config.json (Hugging Face), config.json (timm), and the table of published
-    files, by file name.
+    Sources, in this order: preprocessor_config.json (Hugging Face) unless timm's config.json contradicts it,
+    config.json (timm), and the table of published files, by file name.
     """
-    file = (path if path.is_dir() else path.parent) / artifact_io.PREPROCESSING
+    file, notes = (path if path.is_dir() else path.parent) / artifact_io.PREPROCESSING, list[str]()
     if file.is_file():
         data = read_json(file)
         unknown = find_unknown_keys(data)
-        note = f"{file.name}: {len(unknown)} unsupported keys ignored: {', '.join(unknown)}"
-        return Preprocessing.from_hub(data), [note] if unknown else []
+        notes = [f"{file.name}: {len(unknown)} unsupported keys ignored: {', '.join(unknown)}"] if unknown else []
+        from_hub = Preprocessing.from_hub(data)
+        if not (changed := find_changed_keys(metadata.config, from_hub)):
+            return from_hub, notes
+        notes = [f"{file.name} ignored: config.json, which timm reads, has another {', '.join(changed)}"]
     if (declared := read_preprocessing(metadata.config)) is not None:
-        return declared, []
+        return declared, notes
     row = find_pretrained_file(path.name, format=format.name)
     if row is None or pair(row.image_size) != pair(config.image_size) or config.channels != row.config.channels:
         return None, []

@@ -331,12 +331,12 @@ def unsupported_reason(family: ModelFamily, config: ModelConfig) -> str | None:
         return "a ResNet"
     height, width = pair(config.image_size)
     has_pre_logits, is_class_mean = config.head.pre_logits is not None, config.pooling == "class_mean"
+    reads_class_token = bool(family.heads) and not family.scaled
     reasons = {
         "no distillation token": family.distilled and not config.tokens.distillation,
         "a distillation token": not family.distilled and config.tokens.distillation,
         "no LayerScale": family.scaled and config.block.layer_scale is None,
-        "a classifier": not family.heads and config.num_classes > 0,
-        "a classifier of the class token": family.scaled and config.num_classes > 0 and not is_class_mean,
+        "a classifier of the class token": config.num_classes > 0 and not is_class_mean and not reads_class_token,
         "class_mean pooling without a classifier": is_class_mean and config.num_classes == 0,
         "pre-logits": not family.pooler and has_pre_logits,
         "pre-logits under a classifier": config.num_classes > 0 and has_pre_logits,

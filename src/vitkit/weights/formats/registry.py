@@ -45,7 +45,7 @@ def parse_format(name: str) -> tuple[Format, str | None]:
     if not (find_architecture(architecture) or re.fullmatch(RESNETS, architecture)):
         hint = did_you_mean(architecture, ARCHITECTURES) or "vitkit does not implement it"
         raise UnknownNameError(f"unsupported architecture of timm: {architecture}", hint=hint)
-    return DINOV3 if "dinov3" in architecture else TIMM, architecture
+    return TIMM, architecture
 
 
 def detect_format(shapes: Shapes, metadata: FileMetadata) -> Format | None:

@@ -11,6 +11,7 @@ from vitkit.weights.formats.timm.infer import (
     ROTARY_BASE,
     Defaults,
     find_published_heads,
+    has_timm_rotary,
     infer_bit,
     infer_vit,
     is_bit,
@@ -35,6 +36,13 @@ ENCODER_PARTS = ("no positions", "rotary positions", "registers", "no qkv biases
 """Parts that DeiT and MAE do not have."""
 BACKBONE_PARTS = (*FACEBOOK_PARTS, "mean pooling", "a distillation token", "a classifier", "no positions")
 """Parts that DINOv2 and DINOv3 do not have."""
+ROTARY_PARTS = (
+    *("a hybrid", "a distillation token", "no class token", "attention pooling", "tanh GELU"),
+    "normalized queries and keys",
+)
+"""Parts that timm's DINOv3 does not have."""
+TIMM_ROTARY = Defaults(origin="timm", rotary=True, eps=DINOV3_EPS)
+"""DINOv3 in timm."""
 NEUTRAL_KEYS = frozenset({"label_names", "image_size", "input_size"})
 """Keys of a config.json that do not identify a library."""
 
@@ -50,7 +58,7 @@ def _detect(shapes: Shapes, metadata: FileMetadata) -> str | None:
         ("timm", is_bit(names)),
         (None, not {"patch_embed.proj.weight", "blocks.0.norm1.weight"} <= names.keys()),
         ("dinov3", "storage_tokens" in names or "rope_embed.periods" in names),
-        ("dinov3", "blocks.0.gamma_1" in names and "pos_embed" not in names),
+        ("timm", has_timm_rotary(names)),
         ("mae", "decoder_embed.weight" in names),
         ("dinov2", "register_tokens" in names or "blocks.0.mlp.w12.weight" in names),
         ("dinov2", len(names.get("mask_token", ())) == 2),
@@ -71,6 +79,14 @@ def _find_timm_reasons(config: ViTConfig) -> Reasons:
         "a distillation token with registers": distilled and config.tokens.registers > 0,
         "a distillation token with no position": distilled and (positions.covers != "all" or not positions.is_additive),
         "a distillation token, pooled before the norm": distilled and config.head.norm == "after_pooling",
+    }
+
+
+def _find_rotary_reasons(config: ViTConfig) -> Reasons:
+    """Return what timm's DINOv3 cannot hold."""
+    return {
+        f"a norm eps other than {DINOV3_EPS:g}": config.block.norm_eps != DINOV3_EPS,
+        "no LayerScale": config.block.layer_scale is None,
     }
 
 
@@ -140,12 +156,14 @@ def _define(
         normalized = {key: shape for key, (_, shape) in normalize_names(shapes).items()}
         if is_bit(normalized):
             return infer_bit(normalized, metadata)
-        return infer_vit(normalized, metadata, defaults=defaults)
+        is_rotary = is_timm and has_timm_rotary(normalized)
+        return infer_vit(normalized, metadata, defaults=TIMM_ROTARY if is_rotary else defaults)
 
     def make_rules(config: ModelConfig, shapes: Shapes | None) -> list[Rule]:
         if isinstance(config, BiTConfig) and is_timm:
             return rules.make_bit_rules(config)
-        return rules.make_vit_rules(config, shapes, default=names)
+        is_rotary = is_timm and isinstance(config, ViTConfig) and config.positions.kind == "rotary"
+        return rules.make_vit_rules(config, shapes, default=rules.TIMM_ROTARY_NAMES if is_rotary else names)
 
     def unsupported_reason(config: ModelConfig) -> str | None:
         resnet = config if isinstance(config, BiTConfig) else config.backbone
@@ -154,6 +172,9 @@ def _define(
         unnamed = "a ResNet without a name in timm" if is_timm and find_architecture(config) is None else None
         if isinstance(config, BiTConfig):
             return unnamed if is_timm else "a ResNet"
+        if is_timm and config.positions.kind == "rotary":
+            reason = find_reason(config, (*UNSUPPORTED_PARTS, *ROTARY_PARTS), _find_rotary_reasons(config))
+            return reason and f"{reason} with rotary positions"
         eps = {f"a norm eps other than {defaults.eps:g}": config.block.norm_eps != defaults.eps}
         reason = find_reason(config, UNSUPPORTED_PARTS, eps) or find_reason(config, parts, reasons(config))
         return reason or unnamed
@@ -179,7 +200,7 @@ TIMM = _define(
     title="timm",
     defaults=Defaults(origin="timm", rows="by_registers"),
     names=rules.TIMM_NAMES,
-    parts=("rotary positions",),
+    parts=(),
     reasons=_find_timm_reasons,
 )
 DEIT = _define(

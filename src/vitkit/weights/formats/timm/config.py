@@ -1,18 +1,17 @@
 """timm's `config.json`: an architecture and, under `model_args`, the differences from it."""
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any
 
 from vitkit.core.config import from_mapping
 from vitkit.core.errors import ConfigError, WeightsError, summarize
 from vitkit.core.sizes import pair
 from vitkit.data.image_processors import IMAGENET_MEAN, IMAGENET_STD
 from vitkit.data.preprocessing import Preprocessing
-from vitkit.model.config import BiTConfig, ViTConfig
+from vitkit.model.config import BiTConfig, Pooling, ViTConfig
 from vitkit.weights.formats.base import FileMetadata
 from vitkit.zoo.variants import ModelConfig
 
-Pooling = Literal["class", "mean", "map"]
 POOLINGS: dict[str, Pooling] = {"token": "class", "avg": "mean", "map": "map"}
 _TIMM_POOL = {pooling: name for name, pooling in POOLINGS.items()}
 INTERPRETED_ARGS = {
@@ -22,6 +21,7 @@ INTERPRETED_ARGS = {
 TENSOR_ARGS = {
     *("patch_size", "in_chans", "num_classes", "embed_dim", "depth", "mlp_ratio", "class_token", "fc_norm"),
     *("qkv_bias", "qk_norm", "reg_tokens", "num_reg_tokens", "pre_norm", "final_norm", "swiglu_mlp", "use_fc_norm"),
+    *("swiglu_align_to", "attn_type"),
 }
 """Arguments of timm's models that the tensors determine too."""
 TRAINING_ARGS = {
@@ -106,7 +106,32 @@ def _convert_cfg(cfg: Any) -> dict[str, object]:
     }
 
 
+def find_changed_keys(config: Mapping[str, object], preprocessing: Preprocessing) -> list[str]:
+    """Return the keys of a timm config.json that state another preprocessing than this one."""
+    stated = config.get("pretrained_cfg")
+    if not isinstance(stated, Mapping):
+        return []
+    expected = describe_preprocessing(preprocessing)
+    return [key for key, value in expected.items() if stated.get(key) not in (None, value)]
+
+
 # Writing
+
+
+def describe_preprocessing(preprocessing: Preprocessing) -> dict[str, object]:
+    """Return timm's description of a preprocessing.
+
+    timm always resizes with antialias, so the paper's resizing is described by its size and filter alone.
+    """
+    channels = preprocessing.channels
+    return {
+        "mean": list(preprocessing.mean) * (channels // len(preprocessing.mean)),
+        "std": list(preprocessing.std) * (channels // len(preprocessing.std)),
+        "interpolation": preprocessing.interpolation,
+        "crop_pct": 1.0 if preprocessing.resize == "squash" else preprocessing.crop_fraction,
+        "crop_mode": "center" if preprocessing.resize == "crop" else "squash",
+    }
+
 
 ARCHITECTURES: dict[tuple[int, ...], str] = {
     (): "vit_tiny_r_s16_p8_224",
@@ -152,14 +177,17 @@ def find_architecture(config: ModelConfig) -> str | None:
     if config.backbone:
         hybrid = ARCHITECTURES.get(config.backbone.units) if config.backbone.root_width == 64 else None
         return hybrid if config.block.activation != "swiglu" else None
-    return "vit_giant_patch14_dinov2" if config.block.activation == "swiglu" else "vit_base_patch16_224"
+    is_gated = config.block.activation == "swiglu"
+    if config.positions.kind == "rotary":
+        return f"vit_small_{'plus_' if is_gated else ''}patch16_dinov3_qkvb"
+    return "vit_giant_patch14_dinov2" if is_gated else "vit_base_patch16_224"
 
 
 def make_model_args(config: ViTConfig) -> dict[str, object]:
-    """Make the arguments of timm's VisionTransformer, except for the classes of its layers."""
-    block, gated = config.block, config.block.activation == "swiglu"
-    hidden = config.mlp_dim * (2 if gated else 1)  # timm counts gate and value together
-    ratio = hidden / config.width
+    """Make the arguments of timm's VisionTransformer or, for rotary positions, Eva, but for the classes of layers."""
+    block, gated, is_rotary = config.block, config.block.activation == "swiglu", config.positions.kind == "rotary"
+    hidden = config.mlp_dim * (2 if gated and not is_rotary else 1)  # timm counts gate and value together
+    ratio, norm_is_last = hidden / config.width, config.head.norm == "after_pooling"
     args: dict[str, object] = {
         "img_size": list(pair(config.image_size)),
         "patch_size": list(pair(config.patch_size)),
@@ -170,12 +198,18 @@ def make_model_args(config: ViTConfig) -> dict[str, object]:
         "mlp_ratio": ratio if int(config.width * ratio) == hidden else (hidden + 0.5) / config.width,
         "global_pool": _TIMM_POOL[config.pooling],
         "class_token": config.class_tokens > 0,
-        "fc_norm": config.head.norm == "after_pooling",
         "qkv_bias": block.attention.qkv_bias,
         "qk_norm": block.attention.qk_norm,
         "init_values": block.layer_scale,
+        "no_embed_class": config.positions.covers == "patches",
+    }
+    if is_rotary:  # timm's own attention of these models has no bias of keys
+        rotary = {"rope_temperature": config.positions.rotary_base, "attn_type": "rope"}
+        aligned = {"swiglu_align_to": 1} if gated else {}
+        return args | rotary | aligned | {"use_fc_norm": norm_is_last, "num_reg_tokens": config.tokens.registers}
+    args |= {
+        "fc_norm": norm_is_last,
         "reg_tokens": config.tokens.registers,
-        "no_embed_class": config.prefix_positions == 0,
         "pos_embed": "learn" if config.positions.is_additive else "none",
         "pool_include_prefix": config.pooling == "map" and config.prefix > 0,
     }

@@ -20,13 +20,14 @@ from vitkit.model.config import (
     BlockConfig,
     HeadConfig,
     InterpolationOrigin,
+    Pooling,
     PositionConfig,
     TokenConfig,
     ViTConfig,
 )
 from vitkit.weights.formats.base import FileMetadata, count_outputs, get_shape, invalid_model_errors, simplify_size
 from vitkit.weights.formats.timm.architectures import RESNETS, Architecture, find_architecture, find_name_in_file
-from vitkit.weights.formats.timm.config import POOLINGS, Pooling, check_model_args, get_image_size, get_setting
+from vitkit.weights.formats.timm.config import POOLINGS, check_model_args, get_image_size, get_setting
 from vitkit.weights.rules import Shapes
 
 ROTARY_BASE = 100.0
@@ -84,6 +85,11 @@ def normalize_names(shapes: Shapes) -> dict[str, tuple[str, tuple[int, ...]]]:
 def is_bit(shapes: Shapes) -> bool:
     """Return whether these are the names of a BiT ResNet."""
     return {"stem.conv.weight", "stages.0.blocks.0.conv1.weight", "norm.weight"} <= shapes.keys()
+
+
+def has_timm_rotary(shapes: Shapes) -> bool:
+    """Return whether these are timm's names of a model with rotary positions."""
+    return "pos_embed" not in shapes and bool({"blocks.0.gamma_1", "blocks.0.attn.q_bias"} & shapes.keys())
 
 
 def find_published_heads(width: int, *, gated: bool = False) -> int | None:
@@ -186,20 +192,15 @@ class _VitInference:
     @property
     def follows_origin(self) -> bool:
         """Whether the file is of the origin's own code, which has one way to compute a model of these tensors."""
-        if self.defaults.origin == "timm" or self.has_timm_rotary:
+        if self.defaults.origin == "timm":
             return False
         pattern = self.defaults.file_names
         is_published = pattern is None or re.match(pattern, self.metadata.file_name) is not None
         return self.metadata.is_declared or is_published or "decoder_embed.weight" in self.shapes
 
-    @property
-    def has_timm_rotary(self) -> bool:
-        """Whether these are timm's names of a model with rotary positions."""
-        return self.defaults.rotary and bool({"blocks.0.gamma_1", "blocks.0.attn.q_bias"} & self.shapes.keys())
-
     def undetermined(self, what: str) -> WeightsError:
         hint = GIVE_ARCHITECTURE
-        if self.defaults.origin != "timm" and not self.has_timm_rotary:
+        if self.defaults.origin != "timm":
             code = self.defaults.origin
             hint = f"if it is of the code of {code}, with heads of its usual width: --format {code}; else {hint}"
         return WeightsError(f"neither tensors nor names determine the {what} of this model", hint=hint)
@@ -213,7 +214,7 @@ class _VitInference:
                     raise _unsupported(f"it has {reason}: {name}")
         if architecture and self.facts is None:
             raise _unsupported(f"timm's {architecture}")
-        if self.facts and self.has_timm_rotary != ("dinov3" in architecture):
+        if self.facts and has_timm_rotary(shapes) != ("dinov3" in architecture):
             raise _unsupported(f"its rotary positions are not DINOv3's, or not those of {architecture}")
         if "pos_embed" not in shapes and not self.defaults.rotary and self.get("pos_embed", str) != "none":
             raise self.undetermined("positions")
@@ -340,7 +341,7 @@ class _VitInference:
         fitting = [(prefix, expected) for prefix, patches, _ in counts if expected and math.prod(expected) == patches]
         square = [(prefix, (side, side)) for prefix, patches, side in counts if side and side**2 == patches]
         for prefix, grid in (*fitting, *square):
-            return grid, "all" if prefix or not class_tokens else "patches"
+            return grid, "all" if prefix or not all_tokens else "patches"
         raise WeightsError(
             "the position table does not have a square grid",
             expected=f"{' or '.join(map(str, prefixes))} rows and a square number",

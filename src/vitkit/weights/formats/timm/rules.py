@@ -52,6 +52,7 @@ class NamingScheme:
 
 BIASES = (("qkv.bias", "qkv.bias_mask"), ("q_bias", "v_bias"), ("qkv.bias",))
 TIMM_NAMES = NamingScheme(register_rows=True)
+TIMM_ROTARY_NAMES = NamingScheme(scale=r"gamma_\2", gated=("fc1_g", "fc1_x"))
 DEIT_NAMES = NamingScheme(scale=r"gamma_\2")
 DINOV2_NAMES = NamingScheme(registers="register_tokens", gated=("w12",), last="w3", mask_token=True)
 DINOV3_NAMES = NamingScheme(
@@ -83,8 +84,7 @@ def make_vit_rules(config: ModelConfig, shapes: Shapes | None, *, default: Namin
     """Make the rules of a model, with the names of a file or, without one, with `default`."""
     config, in_file = require_vit(config), normalize_names(shapes or {})
     normalized = {name: shape for name, (_, shape) in in_file.items()}
-    # In timm's own models, registers without a class token have no rows.
-    default = default if config.prefix_positions else replace(default, register_rows=False)
+    default = default if config.positions.covers == "all" else replace(default, register_rows=False)
     naming = detect_naming(normalized, config) if shapes is not None else default
     names = list(create(config, device="meta").state_dict())
     special = _make_special_rules(config, naming, names)

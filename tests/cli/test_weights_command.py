@@ -143,10 +143,10 @@ def test_guide_lists_every_format():
 # convert
 
 
-def logits(path: object) -> torch.Tensor:
+def logits(path: object, *, format: str | None = None) -> torch.Tensor:  # noqa: A002
     images = torch.rand(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
-        return load_bundle(str(path)).build_model()(images)
+        return load_bundle(str(path), format=format).build_model()(images)
 
 
 @pytest.mark.parametrize("to", ["vitkit", "google", "big_vision", "timm", "huggingface"])
@@ -187,7 +187,7 @@ def test_convert_applies_settings_and_reports_them(shell):
     images = torch.rand(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         # Sums of the same numbers in the same order: exact.
-        assert torch.equal(logits("out.pth"), erf.build_model()(images))
+        assert torch.equal(logits("out.pth", format="torchvision"), erf.build_model()(images))
 
 
 def test_convert_refuses_settings_that_change_tensors(shell):

@@ -225,6 +225,21 @@ def test_mae_encoder_is_read_without_its_decoder(tmp_path: Path) -> None:
     assert_same_logits(compute_logits(vitkit.load(tmp_path), BARE), their_answer(theirs.vit, BARE, class_token))
 
 
+def test_decoder_and_mask_token_are_not_lost_silently(tmp_path: Path) -> None:
+    mae = replace(KINDS["MAE"], name="ViTMAEForPreTraining").build()
+    for name, model, prefix in (("mae", mae, "decoder."), ("dinov2", KINDS["DINOv2"].build(), "embeddings.mask_token")):
+        model.save_pretrained(tmp_path / name)
+        out, to = tmp_path / f"{name}-out", f"huggingface-{name}"
+        with pytest.raises(WeightsError, match=f"left out or combined: {prefix}"):
+            vitkit.convert(tmp_path / name, out, to=to)
+        assert not out.exists()
+        result = vitkit.convert(tmp_path / name, out, to=to, allow_loss=True)
+        with open_tensors(tmp_path / name) as tensors:
+            lost = {each for each in tensors if each.startswith(prefix)}
+        assert {each for each in result.dropped if each.startswith(prefix)} == lost
+        assert set(vitkit.describe_weights(tmp_path / name).dropped) == lost
+
+
 def test_mae_for_training_loads_our_encoder(tmp_path: Path) -> None:
     ours = make_bundle(BARE)
     write_with_format(ours, "huggingface-mae", tmp_path / "out")

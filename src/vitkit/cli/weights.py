@@ -62,7 +62,7 @@ def info(file: Path, format_name: str | None, as_json: bool) -> None:
 @click.option("--to", "to_name", required=True, metavar="FORMAT", help=f"One of {NAMES}.")
 @format_option
 @force_option
-@click.option("--allow-loss", is_flag=True, help="Leave out the head if the format cannot hold it.")
+@click.option("--allow-loss", is_flag=True, help="Leave out tensors that the format cannot hold.")
 @json_option
 def convert(
     file: Path,
@@ -76,8 +76,8 @@ def convert(
 ) -> None:
     """Write the model in FILE to OUT in another format, with exactly the same values.
 
-    A format that cannot represent the model is an error. Settings override the configuration of a file that states it
-    wrongly, and change the logits.
+    A format that cannot represent the model is an error, and so are tensors that would be lost. Settings override the
+    configuration of a file that states it wrongly, and change the logits.
 
     \b
     vitkit weights convert ViT-B_16.npz b16 --to vitkit
@@ -122,7 +122,8 @@ def diff(a: Path, b: Path, format_a: str | None, format_b: str | None, as_json: 
 @click.option(
     "--labels",
     type=click.Path(path_type=Path),
-    help="Class names: a file with one per line, a run, or a directory of images. Known classes keep their weights.",
+    help="Class names: a file with one per line, a run, a directory of images, or imagenet. Known classes keep their "
+    "weights.",
 )
 @click.option("--pooling", type=click.Choice(["class", "mean"]), help="Input of the head: class token or mean.")
 @format_option

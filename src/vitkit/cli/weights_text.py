@@ -34,6 +34,7 @@ def info_sections(info: WeightsInfo) -> dict[str, Rows]:
         ],
         f"Missing: {len(info.missing):,}": [("–", name) for name in _truncate(info.missing)],
         f"Extra: {len(info.extra):,}": [("+", name) for name in _truncate(info.extra)],
+        f"Not in the loaded model: {len(info.dropped):,}": [("–", name) for name in _truncate(info.dropped)],
     }
 
 
@@ -75,7 +76,7 @@ def conversion_sections(result: ConversionResult) -> dict[str, Rows]:
         ("model", f"{result.model}, {result.tensors:,} tensors"),
         *(("note", note) for note in result.notes),
         *(("changed", change) for change in result.changes),
-        *(("dropped", loss) for loss in result.dropped),
+        *(("dropped", loss) for loss in _truncate(result.dropped)),
         *(("differs", difference) for difference in result.differs),
     ]
     return {f"Written: {result.path}": rows}

@@ -97,6 +97,10 @@ def convert_source(
     check_output(out, source=source, format=format, overwrite=overwrite, as_directory=as_directory)
     info, bundle = load_described(source, format=format)
     logger.info("read %s: %s, %s", info.file, info.title, info.model)
+    if info.dropped and not allow_loss:
+        more = f" and {len(info.dropped) - 3} more" if len(info.dropped) > 3 else ""
+        message = f"{info.file}: tensors would be left out or combined: {', '.join(info.dropped[:3])}{more}"
+        raise WeightsError(message, hint="--allow-loss (allow_loss=True) accepts the loss, and lists them")
     config, changes = change_config(bundle, settings, source=source_name(source))
     bundle, dropped = fit_format(target, replace(bundle, config=config), allow_loss=allow_loss)
     write_output(out, lambda path: write_format(target, path, bundle), as_directory=as_directory)
@@ -109,7 +113,7 @@ def convert_source(
         model=info.model,
         tensors=len(bundle.state),
         changes=tuple(changes),
-        dropped=(*dropped, *check.dropped),
+        dropped=(*info.dropped, *dropped, *check.dropped),
         differs=(*preprocessing_differences(target, bundle), *check.settings),
         notes=info.notes,
     )

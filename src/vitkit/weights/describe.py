@@ -25,13 +25,17 @@ from vitkit.weights.load import (
     resolve_source,
     source_name,
 )
+from vitkit.weights.rules import find_lost
 from vitkit.zoo.registry import create
 from vitkit.zoo.variants import ModelConfig
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class WeightsInfo(Result):
-    """Description of a weight file. It can be loaded only if nothing is missing or extra."""
+    """Description of a weight file. It can be loaded only if nothing is missing or extra.
+
+    `dropped` are tensors that a loaded model does not have, such as a decoder, or that it combines with others.
+    """
 
     file: str
     format: str
@@ -42,6 +46,7 @@ class WeightsInfo(Result):
     labels: tuple[str, ...]
     missing: tuple[str, ...] = ()
     extra: tuple[str, ...] = ()
+    dropped: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     dtypes: tuple[str, ...] = ()
 
@@ -73,6 +78,7 @@ class WeightsInfo(Result):
             "parameters": self.parameters,
             "missing": list(self.missing),
             "extra": list(self.extra),
+            "dropped": list(self.dropped),
             "preprocessing": to_mapping(self.preprocessing),
             "labels": None if are_class_numbers(self.labels) else list(self.labels),
             "notes": list(self.notes),
@@ -88,6 +94,7 @@ def describe_source(source: ModelSource, *, format: str | None = None) -> Weight
         return _describe_own(*read_own(path), source)
     with open_tensors(path) as tensors:
         weights = identify(tensors, format=format)
+        match = weights.key_match
         return WeightsInfo(
             file=source_name(source),
             format=weights.format.name,
@@ -96,8 +103,9 @@ def describe_source(source: ModelSource, *, format: str | None = None) -> Weight
             config=weights.config,
             preprocessing=weights.preprocessing,
             labels=weights.labels,
-            missing=weights.key_match.missing,
-            extra=weights.key_match.extra,
+            missing=match.missing,
+            extra=match.extra,
+            dropped=(*match.ignored, *(() if match.missing else find_lost(weights.rules, tensors))),
             notes=weights.notes,
             dtypes=_dtype_names(tensors.dtypes.values()),
         )

@@ -121,8 +121,8 @@ def find_lost(rules: Sequence[Rule], tensors: Mapping[str, Tensor]) -> tuple[str
     for rule in rules:
         if rule.layout.is_lossy:
             theirs = [tensors[name] for name in rule.theirs]
-            written = rule.layout.write(rule.layout.read(theirs))
-            pairs = zip(rule.theirs, theirs, written, strict=True)
+            restored = rule.layout.write(rule.layout.read(theirs))
+            pairs = zip(rule.theirs, theirs, restored, strict=True)
             lost += [name for name, before, after in pairs if not torch.equal(before, after.to(before.dtype))]
     return tuple(lost)
 

@@ -39,7 +39,7 @@ def test_no_function_has_the_name_of_a_package() -> None:
         ("from_pretrained", "vitkit.load(source)"),
         ("models", "vitkit.list_models()"),
         ("VisionTransformer", "vitkit.ViT"),
-        ("evalute", "did you mean evaluate?"),
+        ("evaluate_model", "did you mean evaluate?"),
     ],
 )
 def test_unknown_attribute_names_the_right_one(name: str, hint: str) -> None:

@@ -42,7 +42,7 @@ def render_table(title: str, values: Mapping[str, object], *, warnings: Sequence
     cell = "<tr><th style='text-align:left'>{}</th><td style='text-align:left'>{}</td></tr>"
     rows = [*values.items(), *(("warning", warning) for warning in warnings)]
     table = "".join(cell.format(escape(name), escape(_format(value))) for name, value in rows)
-    return f"<table><caption>{escape(title)}</caption>{table}</table>"
+    return f"<table><caption style='text-align:left'>{escape(title)}</caption>{table}</table>"
 
 
 def draw(plot: str, result: object) -> "matplotlib.figure.Figure":

@@ -24,7 +24,8 @@ oracles.fix_torchvision()  # Lightning imports it, and its wheel may be broken n
 def run_notebook(path: Path, *, parameters: str = "") -> nbformat.NotebookNode:
     """Run a notebook in a new kernel; `parameters` replaces values after the cell with the tag "parameters".
 
-    The cells that are added for this run are removed from the result.
+    The cells that are added for this run are removed from the result, and so are messages on stderr, which name paths
+    of this machine.
     """
     notebook = nbformat.read(path, as_version=4)
     tagged = [index for index, cell in enumerate(notebook.cells) if "parameters" in cell.metadata.get("tags", ())]
@@ -37,6 +38,8 @@ def run_notebook(path: Path, *, parameters: str = "") -> nbformat.NotebookNode:
     for cell in notebook.cells:
         for key in VOLATILE:
             cell.metadata.pop(key, None)
+        if cell.cell_type == "code":
+            cell.outputs = [output for output in cell.outputs if output.get("name") != "stderr"]
     return notebook
 
 

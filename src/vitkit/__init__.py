@@ -166,4 +166,6 @@ _HINTS = {
 }
 """Names that users of other libraries try."""
 
-__getattr__, __dir__ = lazy_attributes(globals(), _HOMES, hints=_HINTS)
+__getattr__, __dir__ = lazy_attributes(
+    globals(), _HOMES, hints=_HINTS, modules=("errors", "inspection", "results", "typing")
+)

@@ -24,10 +24,8 @@ def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
     return Shell(capsys)
 
 
-def test_summary_equals_the_command(shell: Shell) -> None:
+def test_summary_of_a_directory(shell: Shell) -> None:
     summary = vitkit.check_data("photos", contact_sheet="sheet.png", **QUIET)
-    printed = shell("data", "check", "photos", "--contact-sheet", "sheet.png", "--workers", "0", "--json").json
-    assert json.loads(json.dumps(summary.to_dict())) == printed
     assert summary.contact_sheet == Path("sheet.png")
     assert summary.contact_sheet.is_file()
     assert (summary.images, summary.counts) == (9, {"cat": 3, "dog": 3, "owl": 3})
@@ -50,14 +48,11 @@ def test_summary_of_pairs() -> None:
     assert summary.duplicates[0].across_splits
 
 
-def test_quality_equals_the_command(shell: Shell) -> None:
+def test_quality_is_written_as_json(shell: Shell) -> None:
     vitkit.save(make_model(), "model")
     report = vitkit.check_data_quality("photos", model="model", out="quality", **QUIET)
-    options = ("--device", "cpu", "--workers", "0", "--json")
-    printed = shell("data", "quality", "photos", "--model", "model", "--out", "again", *options).json
-    assert json.loads(json.dumps(report.to_dict())) == printed
     assert report.report_path == Path("quality/report.html")
-    assert json.loads(Path("quality/data_quality.json").read_bytes()) == printed
+    assert json.loads(Path("quality/data_quality.json").read_bytes()) == json.loads(json.dumps(report.to_dict()))
     assert report.warnings == ("skipped cat/00.png: the file is empty",)
 
 

@@ -21,7 +21,6 @@ import vitkit
 from vitkit.api import deployment
 from vitkit.errors import ArgumentError, ConfigError, DataError, UnknownNameError, VitkitError, WeightsError
 from vitkit.exporters import exporter
-from vitkit.inference.benchmark import benchmark_model
 from vitkit.server.background import Server
 
 SETTINGS = {"width": 32, "depth": 1, "heads": 2, "mlp_dim": 32}
@@ -45,19 +44,6 @@ def shell(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytes
 
 
 # benchmark
-
-
-def test_benchmark_equals_the_command(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
-    results = []
-
-    def record(*arguments: Any, **options: Any) -> Any:
-        results.append(benchmark_model(*arguments, **options))
-        return results[-1]
-
-    monkeypatch.setattr(deployment, "benchmark_model", record)
-    options = ("--images", "photos", "--batch-size", "1,2", "--precision", "fp32,int8", "--seconds", 0)
-    printed = shell("bench", "model", *options, "--device", "cpu", "--json")
-    assert printed.json == results[0].to_dict()
 
 
 def test_benchmark_measures_a_model_in_memory() -> None:
@@ -103,13 +89,12 @@ def test_wrong_benchmark_arguments_are_an_error(options: Any, error: type[Except
 # export
 
 
-def test_export_equals_the_command(shell: Shell) -> None:
+def test_repeated_export_changes_nothing(shell: Shell) -> None:
     result = vitkit.export("model", "out", to="google", images="photos", progress=False)
     assert result.files == tuple(sorted(path.name for path in Path("out").iterdir()))
     assert (result.path, result.format, result.already_existed) == (Path("out"), "google", False)
-    again = shell("export", "model", "out", "--to", "google", "--images", "photos", "--json")
-    assert again.json == vitkit.export("model", "out", to="google", images="photos", progress=False).to_dict()
-    assert again.json == {**result.to_dict(), "already_existed": True}
+    again = vitkit.export("model", "out", to="google", images="photos", progress=False)
+    assert again.to_dict() == {**result.to_dict(), "already_existed": True}
     assert repr(result).startswith("ExportResult(path=out, format=google")
     assert "\n" not in repr(result)
 

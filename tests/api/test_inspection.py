@@ -1,13 +1,11 @@
 """`inspect`: images in every form, figures by name, the page in notebooks, and errors."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from api.tiny import make_model, make_pairs
-from cli.tiny_runs import Shell, photos
 from matplotlib.figure import Figure
 from PIL import Image
 
@@ -20,22 +18,6 @@ IMAGE = make_pairs(1)[0][0]
 
 def inspect(*arguments: Any, **options: Any) -> InspectionResult:
     return vitkit.inspect(*arguments, device="cpu", progress=False, **options)
-
-
-def test_numbers_equal_the_command(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    photos(tmp_path / "photos", each=2)
-    vitkit.save(make_model(), "model")
-    result = inspect("model", "photos", only=["rollout", "distance"], out="mine")
-    arguments = ("inspect", "model", "photos", "--only", "rollout,distance", "--out", "theirs", "--device", "cpu")
-    printed = Shell(capsys)(*arguments, "--json").json
-    assert json.loads(json.dumps(result.to_dict())) == printed
-    assert result.report_path == Path("mine/report.html")
-    assert sorted(path.name for path in Path("mine").iterdir()) == sorted(
-        path.name for path in Path("theirs").iterdir()
-    )
 
 
 def test_every_form_of_an_image_is_inspected(tmp_path: Path) -> None:

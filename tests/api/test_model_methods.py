@@ -85,16 +85,16 @@ def test_intermediates_are_timms(models, options: dict[str, Any]) -> None:
     assert isinstance(alone, list)
 
 
+def optimizer_groups(model: torch.nn.Module) -> list[tuple[float, float, int]]:
+    import_module("timm.optim")
+    optimizer = timm.optim.create_optimizer_v2(model, "adamw", lr=1e-3, weight_decay=0.05, layer_decay=0.75)
+    groups = optimizer.param_groups
+    return sorted((group["lr_scale"], group["weight_decay"], len(group["params"])) for group in groups)
+
+
 def test_optimizer_groups_are_timms(models) -> None:
     ours, theirs, _ = models
-
-    import_module("timm.optim")
-
-    def groups(model: torch.nn.Module) -> list[tuple[float, float, int]]:
-        optimizer = timm.optim.create_optimizer_v2(model, "adamw", lr=1e-3, weight_decay=0.05, layer_decay=0.75)
-        return [(group["lr_scale"], group["weight_decay"], len(group["params"])) for group in optimizer.param_groups]
-
-    assert groups(ours) == groups(theirs)
+    assert optimizer_groups(ours) == optimizer_groups(theirs)
 
 
 def test_four_steps_compose_to_the_logits(models) -> None:
@@ -205,6 +205,13 @@ def test_copies_keep_labels_and_preprocessing(model: ViT) -> None:
     model.labels = tuple("abcdefghij")
     for copied in (copy.deepcopy(model), pickle.loads(pickle.dumps(model)), torch.compile(model)):
         assert (copied.labels, copied.preprocess) == (model.labels, model.preprocess)
+
+
+def test_optimizer_groups_of_bit_are_timms() -> None:
+    ours = vitkit.create("BiT-R50x1", device="meta")
+    theirs = timm.create_model("resnetv2_50x1_bit", num_classes=1000, device="meta")
+    assert optimizer_groups(ours) == optimizer_groups(theirs)
+    assert ours.group_matcher(coarse=True) == theirs.group_matcher(coarse=True)
 
 
 def test_bit_has_the_same_methods() -> None:

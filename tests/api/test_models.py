@@ -255,16 +255,3 @@ def test_results_are_one_line_and_escaped(tmp_path: Path) -> None:
 def test_cost_is_drawn_by_part() -> None:
     figure = vitkit.cost("Ti/16", image_size=32).plot()
     assert figure._repr_png_().startswith(b"\x89PNG")  # type: ignore[attr-defined]
-
-
-@pytest.mark.parametrize(
-    ("result", "arguments"),
-    [
-        (lambda: vitkit.cost("Ti/16", settings={"pooling": "mean"}), ("cost", "Ti/16", "pooling=mean")),
-        (vitkit.table6, ("cost", "--table6")),
-    ],
-    ids=["cost", "table6"],
-)
-def test_to_dict_equals_the_json_of_the_command(result, arguments, capsys) -> None:
-    assert main([*arguments, "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == json.loads(json.dumps(result().to_dict()))

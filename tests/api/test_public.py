@@ -1,9 +1,81 @@
-"""Errors of all public functions."""
+"""Public names: their signatures, what importing them costs, and errors of all public functions."""
+
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
+from api.signatures import MODULES, list_signatures
 
-from vitkit.api.public import public
-from vitkit.errors import VitkitError
+import vitkit
+from vitkit.api.public import SYNONYMS, public
+from vitkit.errors import ArgumentError, VitkitError
+
+HEAVY = ("torch", "numpy", "PIL", "matplotlib", "rich", "pydantic")
+
+
+def test_signatures_are_those_of_the_list() -> None:
+    listed = Path(__file__).with_name("public.txt").read_text(encoding="utf-8").splitlines()
+    changed = "the public API has changed: python tests/api/signatures.py > tests/api/public.txt, and CHANGELOG.md"
+    assert list(list_signatures()) == listed, changed
+
+
+def test_import_is_light() -> None:
+    names = ", ".join(module for module in MODULES if module != "vitkit.inspection")
+    code = f"import sys, vitkit; dir(vitkit), {names}; print([m for m in {HEAVY} if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_no_function_has_the_name_of_a_package() -> None:
+    packages = {path.stem for path in Path(vitkit.__file__).parent.iterdir() if not path.name.startswith("_")}
+    assert not packages & set(vitkit.__all__)
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("create_model", "vitkit.create(name)"),
+        ("from_pretrained", "vitkit.load(source)"),
+        ("models", "vitkit.list_models()"),
+        ("VisionTransformer", "vitkit.ViT"),
+        ("evaluate_model", "did you mean evaluate?"),
+    ],
+)
+def test_unknown_attribute_names_the_right_one(name: str, hint: str) -> None:
+    with pytest.raises(AttributeError) as raised:
+        getattr(vitkit, name)
+    assert str(raised.value) == f"module 'vitkit' has no attribute {name!r}\nhint: {hint}"
+
+
+@pytest.mark.parametrize(
+    ("call", "message", "hint"),
+    [
+        (lambda: vitkit.create("B/16", classes=10), "create() has no argument 'classes'", "use num_classes=10"),
+        (lambda: vitkit.create("B/16", num_labels=2), "create() has no argument 'num_labels'", "use num_classes=2"),
+        (lambda: vitkit.create("B/16", img_size=96), "create() has no argument 'img_size'", "use image_size=96"),
+        (lambda: vitkit.create("B/16", in_chans=1), "create() has no argument 'in_chans'", "use channels=1"),
+        (lambda: vitkit.predict("run", "a.jpg", top_k=1), "predict() has no argument 'top_k'", "use top=1"),
+        (lambda: vitkit.export("run", "a", format="onnx"), "export() has no argument 'format'", "use to='onnx'"),
+        (lambda: vitkit.train("a", time_limit=9), "train() has no argument 'time_limit'", "use minutes=9"),
+        (lambda: vitkit.evaluate("a", "b", spilt="val"), "evaluate() has no argument 'spilt'", "did you mean split?"),
+        (
+            lambda: vitkit.save("a"),
+            "save(): missing a required argument: 'path'",
+            "the signature is save(model, path, *, labels, preprocessing)",
+        ),
+    ],
+)
+def test_wrong_argument_names_the_right_one(call, message: str, hint: str) -> None:
+    with pytest.raises(ArgumentError) as raised:
+        call()
+    assert str(raised.value) == f"{message}\nhint: {hint}"
+    assert isinstance(raised.value, TypeError)
+
+
+def test_every_synonym_is_for_an_argument() -> None:
+    arguments = {argument for line in list_signatures() for argument in SYNONYMS if f"{argument}:" in line}
+    assert arguments == SYNONYMS.keys()
 
 
 @pytest.mark.parametrize(

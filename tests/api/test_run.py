@@ -57,6 +57,13 @@ def test_run_is_opened_by_its_path(run):
     assert repr(opened) == f"Run({str(run.path)!r}, status='finished', top1={run.metrics.top1:.4g})"
 
 
+def test_run_is_a_table_in_notebooks(run, interrupted):
+    table = run._repr_html_()
+    assert "<td style='text-align:left'>finished</td>" in table
+    assert f"{run.metrics.top1:.1%} (95 % interval " in table
+    assert "<td style='text-align:left'>interrupted</td>" in interrupted._repr_html_()
+
+
 def test_directory_without_a_run_is_refused(tmp_path):
     with pytest.raises(InputError, match="is not a run directory"):
         vitkit.Run(tmp_path)

@@ -1,6 +1,5 @@
 """`train`, `finetune`, `suite` and `recipe`: results, resume, interruption, settings, directories."""
 
-import json
 import os
 import signal
 import subprocess
@@ -51,14 +50,6 @@ class StopAt(vitkit.Callback):
             raise self.error
 
 
-def test_result_is_that_of_the_command(capsys):
-    run = train("photos", out="run")
-    printed = Shell(capsys)("train", "photos", "--out", "run", "--json", *assigned(SHAPE, dict(LENGTH)))
-    assert printed.code == 0
-    assert printed.json == run.to_dict()
-    assert run.metrics.accuracy == printed.json["result"]["top1"]
-
-
 def test_command_and_call_write_the_same_run(capsys):
     train("photos", out="call")
     assert Shell(capsys)("train", "photos", "--out", "command", *assigned(SHAPE, dict(LENGTH))).code == 0
@@ -80,7 +71,8 @@ def test_other_settings_are_refused():
     with pytest.raises(ConfigError) as caught:
         train("photos", out="run", lr=0.5)
     assert str(caught.value) == (
-        "run holds a run with schedule.lr=0.001, not 0.5\nhint: choose another out, or repeat the settings to resume"
+        "run holds a run with schedule.lr=0.001, not 0.5\n"
+        "hint: choose another out (--out), or repeat the settings to resume"
     )
 
 
@@ -296,12 +288,18 @@ def test_existing_process_group_is_used_and_kept(tmp_path):
         distributed.destroy_process_group()
 
 
-ON_EVERY_RANK = """
+ON_EVERY_RANK = r"""
 import os, sys, torch, vitkit
 torch.set_num_threads(1)
 run = vitkit.train("digits", out="run", image_size=8, steps=2, batch_size=8, workers=0)
-print(f"{run.path} {run.status} {run.metrics.top1} {len(run.model.labels)}", flush=True)
 assert not torch.distributed.is_initialized()
+torch.distributed.init_process_group("gloo")
+torch.manual_seed(torch.distributed.get_rank())
+ddp = torch.nn.parallel.DistributedDataParallel(run.model.train())
+ddp(torch.rand(2, 1, 8, 8)).logsumexp(dim=1).sum().backward()
+gradient = run.model.head.weight.grad.abs().sum().item()
+print(f"{run.path} {run.status} {run.metrics.top1} {len(run.model.labels)} {gradient}\n", end="", flush=True)
+torch.distributed.destroy_process_group()
 """
 
 
@@ -317,7 +315,7 @@ def test_every_rank_returns_an_equal_run():
     )
     assert done.returncode == 0, done.stderr[-3000:]
     first, second = done.stdout.splitlines()
-    assert first == second
+    assert first == second  # also the gradients of a loop of one's own, whose images differ
     assert done.stderr.count("step 2/2") == 1
 
 
@@ -385,7 +383,7 @@ def test_recipe_that_does_not_finetune_is_refused():
         finetune("base", "photos", recipe="digits")
 
 
-def test_suite_equals_the_command(capsys):
+def test_suite_writes_a_report():
     train("photos", out="base")
     photos(Path("sets/birds/train"), ("robin", "wren"))
     photos(Path("sets/birds/test"), ("robin", "wren"), each=4)
@@ -394,12 +392,9 @@ def test_suite_equals_the_command(capsys):
     short = {"steps": 2, "batch_size": 8, "image_size": 16}
     options = {"out": "suite", "models": [vitkit.Run("base")], "data": "sets"}
     result = vitkit.suite("mine.toml", **options, settings=short, workers=0, progress=False)
-    settings = [f"{key}={value}" for key, value in (short | {"workers": 0}).items()]
-    printed = Shell(capsys)(
-        "suite", "mine.toml", "--out", "suite", "--model", "base", "--data", "sets", "--json", *settings
-    )
-    assert printed.json == json.loads(json.dumps(result.to_dict()))
-    assert Path("suite/report.html").is_file()
+    assert result.models == ("base",)
+    assert result.report_path == Path("suite/report.html")
+    assert result.report_path.is_file()
 
 
 def test_stopped_suite_raises_interrupted(monkeypatch):

@@ -9,7 +9,7 @@ from pathlib import Path as FilePath
 from typing import TYPE_CHECKING, Literal
 
 from vitkit.core.errors import DataError, InputError
-from vitkit.core.result import Result
+from vitkit.core.result import Result, render_table
 from vitkit.typing import DataSource, ImageLike, Path, Settings
 
 if TYPE_CHECKING:
@@ -214,6 +214,22 @@ class Run:
         result = self.to_dict().get("result")
         accuracy = f", top1={result['top1']:.4g}" if isinstance(result, Mapping) else ""
         return f"Run({str(self.path)!r}, status={self.status!r}{accuracy})"
+
+    def _repr_html_(self) -> str:
+        summary = self.to_dict()
+        values: dict[str, object] = {"path": self.path, "status": self.status}
+        if "model" in summary:
+            values["model"] = summary["model"]
+        if isinstance(result := summary.get("result"), Mapping):
+            low, high = result["intervals"]["top1"]
+            images = f"{result['count']:,} {summary.get('evaluated_on')} images"
+            values["top-1"] = f"{result['top1']:.1%} (95 % interval {low:.1%}–{high:.1%}) on {images}"
+        if isinstance(selection := summary.get("selection"), Mapping):
+            others = ", ".join(each["name"] for each in selection["tried"] if each["name"] != selection["kept"])
+            values["kept"] = f"{selection['kept']} (also tried: {others})" if others else selection["kept"]
+        if self.report_path is not None:
+            values["report"] = self.report_path
+        return render_table("Run", values, warnings=self.warnings)
 
 
 def _number(value: object) -> float | None:

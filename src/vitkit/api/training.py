@@ -262,7 +262,7 @@ def suite(  # noqa: PLR0913  the options of `vitkit suite`
         names = [model_path(source, path, name=f"model-{number}") for number, source in enumerate(models, start=1)]
         try:
             with store_models(dict(zip(names, models, strict=True)), path):
-                return suites.suite(
+                leaderboard = suites.suite(
                     os.fspath(name),
                     out=path,
                     models=names,
@@ -276,6 +276,7 @@ def suite(  # noqa: PLR0913  the options of `vitkit suite`
                 )
         except StopRequested:
             raise interruption(path, stop) from None
+    return replace(leaderboard, report_path=path / "report.html")
 
 
 @public

@@ -8,16 +8,16 @@ import io
 import logging
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import click
 from click.shell_completion import CompletionItem
 
 from vitkit.cli.errors import report_error
+from vitkit.cli.options import Session, add_global_options
 from vitkit.core.environment import is_main_rank, limit_threads
 from vitkit.core.errors import did_you_mean
-from vitkit.core.formatting import LogFormat, configure_logging
+from vitkit.core.formatting import configure_logging
 from vitkit.core.signals import EXIT_INTERRUPTED, Interrupted
 
 
@@ -69,13 +69,6 @@ COMMANDS = {
     for section, summaries in SECTIONS.items()
     for name, summary in summaries.items()
 }
-
-
-@dataclass
-class Session:
-    """Options of the whole program, available to every command as `context.obj`."""
-
-    verbose: bool = False
 
 
 class UnknownCommandError(click.UsageError):
@@ -134,43 +127,6 @@ class LazyGroup(click.Group):
                 logging.getLogger("vitkit").info("%s", interruption)
             ctx.exit(EXIT_INTERRUPTED)
         return 0
-
-
-def add_global_options(command: click.Command) -> None:
-    """Add `-v` and `--log-format` to a command and its subcommands, so that they may stand anywhere."""
-    names = {name for parameter in command.params for name in parameter.opts}
-    if "-v" not in names:
-        command.params += [
-            click.Option(
-                ["-v", "--verbose"],
-                is_flag=True,
-                is_eager=True,
-                expose_value=False,
-                callback=_set_verbose,
-                help="Print the traceback of an error.",
-            ),
-            click.Option(
-                ["--log-format"],
-                type=click.Choice(["text", "json"]),
-                is_eager=True,
-                expose_value=False,
-                callback=_set_log_format,
-                help="Format of messages on stderr.  [default: text]",
-            ),
-        ]
-    if isinstance(command, click.Group):
-        for subcommand in command.commands.values():
-            add_global_options(subcommand)
-
-
-def _set_verbose(context: click.Context, parameter: click.Parameter, value: bool) -> None:
-    if value:
-        context.ensure_object(Session).verbose = True
-
-
-def _set_log_format(context: click.Context, parameter: click.Parameter, value: LogFormat | None) -> None:
-    if value:
-        configure_logging(value)
 
 
 @click.group(

@@ -1,8 +1,11 @@
 """Options and parameter types that several commands share."""
 
 import re
+from dataclasses import dataclass
 
 import click
+
+from vitkit.core.formatting import LogFormat, configure_logging
 
 Size = int | tuple[int, int]
 
@@ -48,3 +51,47 @@ def split_list(text: str | None) -> list[str] | None:
     ['pets', 'flowers']
     """
     return None if text is None else [item.strip() for item in text.split(",") if item.strip()]
+
+
+@dataclass
+class Session:
+    """Options of the whole program, available to every command as `context.obj`."""
+
+    verbose: bool = False
+
+
+def add_global_options(command: click.Command) -> None:
+    """Add `-v` and `--log-format` to a command and its subcommands, so that they may stand anywhere."""
+    names = {name for parameter in command.params for name in parameter.opts}
+    if "-v" not in names:
+        command.params += [
+            click.Option(
+                ["-v", "--verbose"],
+                is_flag=True,
+                is_eager=True,
+                expose_value=False,
+                callback=_set_verbose,
+                help="Print the traceback of an error.",
+            ),
+            click.Option(
+                ["--log-format"],
+                type=click.Choice(["text", "json"]),
+                is_eager=True,
+                expose_value=False,
+                callback=_set_log_format,
+                help="Format of messages on stderr.  [default: text]",
+            ),
+        ]
+    if isinstance(command, click.Group):
+        for subcommand in command.commands.values():
+            add_global_options(subcommand)
+
+
+def _set_verbose(context: click.Context, parameter: click.Parameter, value: bool) -> None:
+    if value:
+        context.ensure_object(Session).verbose = True
+
+
+def _set_log_format(context: click.Context, parameter: click.Parameter, value: LogFormat | None) -> None:
+    if value:
+        configure_logging(value)

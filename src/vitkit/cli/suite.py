@@ -67,10 +67,10 @@ def command(
         settings=parse_assignments(settings),
     )
     if is_main_rank():
-        print_leaderboard(leaderboard, out, as_json=as_json)
+        print_leaderboard(leaderboard, as_json=as_json)
 
 
-def print_leaderboard(leaderboard: "Leaderboard", out: Path, *, as_json: bool) -> None:
+def print_leaderboard(leaderboard: "Leaderboard", *, as_json: bool) -> None:
     """Print one row per dataset and one column per model, in per cent as in Table 2."""
     if as_json:
         print_json(leaderboard.to_dict())
@@ -84,4 +84,4 @@ def print_leaderboard(leaderboard: "Leaderboard", out: Path, *, as_json: bool) -
         cells = (f"{row.scores[model].top1 * 100:.2f}" if model in row.scores else MISSING for model in models)
         rows.append((title, *cells))
     print_table((leaderboard.title, *models), rows, bold=means)
-    stderr_console().print(safe_text(f"report: {out / 'report.html'}"), soft_wrap=True)
+    stderr_console().print(safe_text(f"report: {leaderboard.report_path}"), soft_wrap=True)

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     import rich.console
 
 logger = logging.getLogger("vitkit")
+logger.addHandler(logging.NullHandler())  # a program that uses vitkit configures logging, not the library
 
 
 def stdout_console() -> "rich.console.Console":

@@ -1,5 +1,6 @@
 """Base class of the results of public functions."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from importlib import import_module
@@ -33,10 +34,15 @@ class Result:
         return f"{type(self).__name__}({values})"
 
     def _repr_html_(self) -> str:
-        cell = "<tr><th style='text-align:left'>{}</th><td style='text-align:left'>{}</td></tr>"
-        rows = [*self.highlights().items(), *(("warning", warning) for warning in self.warnings)]
-        table = "".join(cell.format(escape(name), escape(_format(value))) for name, value in rows)
-        return f"<table><caption>{escape(type(self).__name__)}</caption>{table}</table>"
+        return render_table(type(self).__name__, self.highlights(), warnings=self.warnings)
+
+
+def render_table(title: str, values: Mapping[str, object], *, warnings: Sequence[str] = ()) -> str:
+    """Return names and values as an HTML table for notebooks."""
+    cell = "<tr><th style='text-align:left'>{}</th><td style='text-align:left'>{}</td></tr>"
+    rows = [*values.items(), *(("warning", warning) for warning in warnings)]
+    table = "".join(cell.format(escape(name), escape(_format(value))) for name, value in rows)
+    return f"<table><caption style='text-align:left'>{escape(title)}</caption>{table}</table>"
 
 
 def draw(plot: str, result: object) -> "matplotlib.figure.Figure":

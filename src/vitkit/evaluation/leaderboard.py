@@ -4,6 +4,7 @@ import csv
 import io
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from vitkit.core.result import Result, draw
@@ -68,6 +69,7 @@ class Leaderboard(Result):
     """Title of the mean over all datasets that are in a group."""
     missing: tuple[LeaderboardDataset, ...] = ()
     """Datasets whose images are missing; means omit them and say so."""
+    report_path: Path | None = None
 
     def plot(self) -> "matplotlib.figure.Figure":
         """Draw the means over groups of datasets, or the datasets if there are no groups."""

@@ -8,6 +8,7 @@ weights divided by sqrt(var + 1e-10). timm divides both by sqrt(var + 1e-8), and
 from collections import OrderedDict
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import torch
 from torch import nn
@@ -320,6 +321,15 @@ class BiT(ImageModel):
         """Return the logits for the output of `forward_features`; with `pre_logits`, the pooled features."""
         features = feature_map.mean(dim=(2, 3))
         return features if pre_logits else self.head(features)
+
+    def no_weight_decay(self) -> set[str]:
+        """Return the parameters that optimizers should not decay, besides biases and norms."""
+        return set()
+
+    def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
+        """Return patterns that assign parameters to layers, for layer-wise learning rates."""
+        units = [(r"^stages\.(\d+)\.blocks\.(\d+)", None), (r"^norm", (99999,))]
+        return {"stem": r"^stem", "blocks": r"^stages\.(\d+)" if coarse else units}
 
     def set_input_size(self, image_size: Size) -> None:
         """Change the size to which images are resized before they are classified; the network takes any size."""

@@ -7,6 +7,7 @@ files that describe them are downloaded: no code of a repository ever reaches th
 import logging
 import os
 import re
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -99,7 +100,9 @@ def resolve_hub_name(name: str, *, local: bool = False) -> Path:
 def import_hub_library(module: str) -> ModuleType:
     """Import a module of huggingface_hub, which is an optional dependency."""
     try:
-        return import_module(module)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="IProgress not found")  # its tqdm, in notebooks
+            return import_module(module)
     except ImportError as error:
         raise MissingDependencyError("hub: names need huggingface_hub", hint="pip install 'vitkit[hub]'") from error
 

@@ -1,5 +1,6 @@
 """Runs within a time budget, with a clock that advances at each reading."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,9 +11,11 @@ import vitkit
 from vitkit.core.errors import ConfigError, DataError
 from vitkit.core.signals import StopFlag
 from vitkit.data.layouts.registry import open_dataset
-from vitkit.training.auto import AutoRequest, read_state, run_within_budget
+from vitkit.training.auto import run_within_budget
+from vitkit.training.auto_state import AutoRequest, read_state, write_state
 from vitkit.training.callbacks import Callback
 from vitkit.training.config import RunConfig
+from vitkit.training.probe import Prober
 from vitkit.training.run import RunResult, run_training
 from vitkit.training.run_dir import RunDir
 
@@ -181,3 +184,55 @@ def test_budget_too_small_for_one_step(weights, tmp_path):
         start(weights, tmp_path / "run", minutes=0.01)
     assert "--minutes" in error.value.hint
     assert not list(tmp_path.iterdir())
+
+
+def test_interrupted_trial_keeps_its_steps(weights, tmp_path):
+    stop, path = StopFlag(), tmp_path / "run"
+    first = Messages(stop, at="trying scratch")
+    clock = Ticker(2.0)
+    assert start(weights, path, minutes=3.0, clock=clock, callback=first, stop=stop).summary is None
+    trial = RunDir(path / "trials" / "scratch")
+    steps = trial.read_config().schedule.steps
+    state = read_state(RunDir(path))
+    write_state(RunDir(path), replace(state, seconds=state.seconds + 60.0))  # less time is left than was planned with
+    assert start(weights, path, minutes=3.0, clock=Ticker(0.01)).summary is not None
+    assert trial.read_config().schedule.steps == steps
+
+
+def test_interrupted_final_run_keeps_its_better_model(weights, tmp_path, monkeypatch):
+    stop, path = StopFlag(), tmp_path / "run"
+    monkeypatch.setattr("vitkit.core.metrics_log.validation_score", lambda metrics: 2.0)  # better than any other
+    assert (
+        start(weights, path, callback=Messages(stop, step=6), stop=stop, settings={"schedule.lr": 0.01}).summary is None
+    )
+    assert RunDir(path).read_config().evaluation.every < 6
+    before = read_state(RunDir(path)).best
+    source = path / "probe" if before.startswith("probe") else path / "trials" / before
+    assert weights_of(path) != weights_of(source)
+    assert vitkit.load(path).labels == ("ants", "bees")
+
+
+def test_diverged_trial_is_left_out(weights, tmp_path):
+    warnings: list[str] = []
+
+    class Warnings(Callback):
+        def on_warning(self, text: str) -> None:
+            warnings.append(text)
+
+    settings = {"schedule.lr": 1e30, "optimizer.trainable": "all", "optimizer.clip": None}
+    selection = start(weights, tmp_path / "run", settings=settings, callback=Warnings()).summary["selection"]
+    assert any(text.startswith("all-lr-1e+30: ") for text in warnings)
+    assert [each["name"] for each in selection["tried"] if each["steps"]] == ["scratch"]
+    assert selection["kept"] != "final run"
+
+
+def test_slow_machine_probes_fewer_sizes(weights, tmp_path, monkeypatch):
+    clock, messages, fit = Ticker(0.01), Messages(), Prober.fit
+
+    def fit_slowly(*arguments, **options):
+        clock.now += 6.0
+        return fit(*arguments, **options)
+
+    monkeypatch.setattr(Prober, "fit", fit_slowly)
+    start(weights, tmp_path / "run", clock=clock, callback=messages)
+    assert [line.partition(":")[0] for line in messages.lines if line.startswith("probe-")] == ["probe-tiny-8"]

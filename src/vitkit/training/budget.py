@@ -6,6 +6,7 @@ Pure functions of measured seconds and scores. `training/auto.py` carries the pl
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from vitkit.core.formatting import format_plural
 from vitkit.training.config import RunConfig
@@ -82,6 +83,8 @@ class Selection:
 
     records: tuple[TrialRecord, ...]
     best: TrialRecord
+    path: Path
+    """Directory of the best model."""
     minutes: float
     advice: str | None = None
     """Where to get better initial weights."""

@@ -3,11 +3,11 @@
     python bench/default.py --sources SOURCES --weights WEIGHTS        measure what bench/default.csv lacks
     python bench/default.py --table                                    print the CSV as a table
 
-SOURCES has checkouts of the repositories ants_and_bees, clothing-dataset-small and dataset-iiit-pet, and `photos`, images
-with labels.csv of ImageNet-1k's class indices. WEIGHTS has the files of `PUBLISHED`. Each finished cell is appended to
-the CSV; a cell that is there already is not repeated. Accuracy is that on test images, which no option has seen, except
-that published weights probably saw `photos`: those rows are marked. `load` is the load average of the machine at the
-end of a cell: more than its cores means that other work ran beside it.
+SOURCES has checkouts of the repositories ants_and_bees, clothing-dataset-small and dataset-iiit-pet, and `photos`,
+images with labels.csv of ImageNet-1k's class indices. WEIGHTS has the files of `PUBLISHED`. Each finished cell is
+appended to the CSV; a cell that is there already is not repeated. Accuracy is that on test images, which no option has
+seen, except that published weights probably saw `photos`: those rows are marked. `load` is the load average of the
+machine at the end of a cell: more than its cores means that other work ran beside it.
 """
 
 import argparse
@@ -35,12 +35,12 @@ PUBLISHED = {
 GROUPS = {"own": ("default", "scratch", "embedded", "probe"), "published": tuple(PUBLISHED), "tools": tuple(TOOLS)}
 """Options in the order of their importance."""
 ANIMALS = {
-    "fish": range(7),
-    "birds": range(7, 25),
-    "reptiles": range(25, 69),
-    "dogs": range(151, 269),
-    "cats": range(281, 294),
-    "insects": range(300, 327),
+    "fish": (*range(7), *range(389, 398)),
+    "birds": (*range(7, 25), *range(80, 101), *range(127, 147)),
+    "reptiles": (*range(33, 69),),
+    "dogs": (*range(151, 269),),
+    "cats": (*range(281, 294),),
+    "insects": (*range(300, 327),),
 }
 """Groups of ImageNet-1k's class indices."""
 TEST_PHOTOS = 30
@@ -80,9 +80,8 @@ def animals(sources: Path, seed: int) -> Photos:
     with (sources / "photos" / "labels.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     for group, indices in ANIMALS.items():
-        files = shuffle(
-            (sources / "photos" / row["file_name"] for row in rows if int(row["class_index"]) in indices), seed
-        )
+        names = [row["file_name"] for row in rows if int(row["class_index"]) in indices]
+        files = shuffle((sources / "photos" / name for name in names), seed)
         for number, path in enumerate(files):
             yield "train" if number < 0.6 * len(files) else "test", group, path
 
@@ -123,14 +122,11 @@ def list_folders(path: Path, splits: dict[str, str]) -> Photos:
 
 def list_pets(sources: Path) -> dict[str, list[Path]]:
     """Return the photos of the publisher's two lists."""
-    path, lists = sources / "dataset-iiit-pet", {"train": "trainval.txt", "test": "test.txt"}
-    return {
-        split: [
-            path / "images" / f"{line.split()[0]}.jpg"
-            for line in (path / "annotations" / name).read_text().splitlines()
-        ]
-        for split, name in lists.items()
-    }
+    path, photos = sources / "dataset-iiit-pet", {}
+    for split, name in {"train": "trainval.txt", "test": "test.txt"}.items():
+        lines = (path / "annotations" / name).read_text().splitlines()
+        photos[split] = [path / "images" / f"{line.split()[0]}.jpg" for line in lines]
+    return photos
 
 
 def shuffle(files: Iterable[Path], seed: int) -> list[Path]:
@@ -254,12 +250,12 @@ def format_table(rows: Iterable[dict[str, str]]) -> str:
         if row["top1"]:
             cells[row["folder"], row["option"]].append(row)
     lines = ["| folder | option | top-1 on test images | minutes | seeds |", "|---|---|---:|---:|---:|"]
-    for (folder, option), found in cells.items():
-        top1, low, high = (100 * mean(float(row[key]) for row in found) for key in ("top1", "low", "high"))
-        minutes = mean(float(row["minutes"]) for row in found)
-        mark = "*" if any(row.get("seen_in_training") for row in found) else ""
+    for (folder, option), group in cells.items():
+        top1, low, high = (100 * mean(float(row[key]) for row in group) for key in ("top1", "low", "high"))
+        minutes = mean(float(row["minutes"]) for row in group)
+        mark = "*" if any(row.get("seen_in_training") for row in group) else ""
         accuracy = f"{top1:.1f} % ({low:.1f}–{high:.1f}){mark}"
-        lines.append(f"| {folder} | {option} | {accuracy} | {minutes:.1f} | {len(found)} |")
+        lines.append(f"| {folder} | {option} | {accuracy} | {minutes:.1f} | {len(group)} |")
     return "\n".join(lines)
 
 

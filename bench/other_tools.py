@@ -1,9 +1,9 @@
 """Other tools' training scripts with their defaults, for bench/default.py.
 
 TOOLS (`--tools`) has the scripts as their projects publish them: timm/train.py (huggingface/pytorch-image-models) and
-transformers/run_image_classification.py (examples/pytorch/image-classification of huggingface/transformers), and may have
-`python`, the interpreter of an environment in which the tools are installed. Their length is in epochs, so one epoch is
-timed first, and then as many are trained as fit into the minutes.
+transformers/run_image_classification.py (examples/pytorch/image-classification of huggingface/transformers), and may
+have `python`, the interpreter of an environment in which the tools are installed. Their length is in epochs, so one and
+two epochs are timed first, and then as many are trained as fit into the minutes.
 """
 
 import csv
@@ -35,17 +35,8 @@ def transformers_command(data: Path, out: Path, weights: Path, epochs: int) -> l
     """Return the arguments of transformers' example for DeiT-Ti in its own format."""
     model = weights.parent / "deit-tiny-transformers"
     if not model.exists():
-        command = [
-            sys.executable,
-            "-m",
-            "vitkit",
-            "weights",
-            "convert",
-            str(weights),
-            str(model),
-            "--to",
-            "huggingface",
-        ]
+        command = [sys.executable, "-m", "vitkit", "weights", "convert", str(weights), str(model), "--to"]
+        command += ["huggingface"]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     splits = ["--train_dir", str(data / "train"), "--validation_dir", str(data / "test"), "--do_train", "--do_eval"]
     start = ["--model_name_or_path", str(model), "--ignore_mismatched_sizes", "--remove_unused_columns", "False"]

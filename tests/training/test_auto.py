@@ -222,7 +222,7 @@ def test_diverged_trial_is_left_out(weights, tmp_path):
     settings = {"schedule.lr": 1e30, "optimizer.trainable": "all", "optimizer.clip": None}
     selection = start(weights, tmp_path / "run", settings=settings, callback=Warnings()).summary["selection"]
     assert any(text.startswith("all-lr-1e+30: ") for text in warnings)
-    assert [each["name"] for each in selection["tried"] if each["steps"]] == ["scratch"]
+    assert not any(each["steps"] for each in selection["tried"])
     assert selection["kept"] != "final run"
 
 

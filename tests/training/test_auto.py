@@ -135,10 +135,10 @@ def test_interrupted_trials_keep_the_best_model_and_are_not_repeated(weights, tm
 def test_resumed_final_run_is_exact(weights, tmp_path):
     stop = StopFlag()
     callback = Messages(stop, step=3)
-    path = tmp_path / "run"
-    assert start(weights, path, callback=callback, stop=stop, settings={"schedule.lr": 0.01}).summary is None
+    path, options = tmp_path / "run", {"settings": {"schedule.lr": 0.01, "optimizer.trainable": "all"}, "minutes": 3.0}
+    assert start(weights, path, callback=callback, stop=stop, **options).summary is None
     config = RunDir(path).read_config()
-    assert start(weights, path, settings={"schedule.lr": 0.01}).summary["selection"]["kept"]
+    assert start(weights, path, **options).summary["selection"]["kept"]
     straight = run_training(config, tmp_path / "straight", dataset=open_dataset(make_pairs()))
     logs = [(each / "metrics.jsonl").read_text() for each in (path, straight.run_dir.path)]
     assert logs[0] == logs[1]
@@ -202,10 +202,10 @@ def test_interrupted_trial_keeps_its_steps(weights, tmp_path):
 def test_interrupted_final_run_keeps_its_better_model(weights, tmp_path, monkeypatch):
     stop, path = StopFlag(), tmp_path / "run"
     monkeypatch.setattr("vitkit.core.metrics_log.validation_score", lambda metrics: 2.0)  # better than any other
-    assert (
-        start(weights, path, callback=Messages(stop, step=6), stop=stop, settings={"schedule.lr": 0.01}).summary is None
-    )
-    assert RunDir(path).read_config().evaluation.every < 6
+    callback = Messages(stop, step=40)
+    options = {"settings": {"schedule.lr": 0.01, "optimizer.trainable": "all"}, "minutes": 3.0}
+    assert start(weights, path, callback=callback, stop=stop, **options).summary is None
+    assert RunDir(path).read_config().evaluation.every < 40
     before = read_state(RunDir(path)).best
     source = path / "probe" if before.startswith("probe") else path / "trials" / before
     assert weights_of(path) != weights_of(source)
@@ -236,3 +236,14 @@ def test_slow_machine_probes_fewer_sizes(weights, tmp_path, monkeypatch):
     monkeypatch.setattr(Prober, "fit", fit_slowly)
     start(weights, tmp_path / "run", clock=clock, callback=messages)
     assert [line.partition(":")[0] for line in messages.lines if line.startswith("probe-")] == ["probe-tiny-8"]
+
+
+def test_trial_is_the_final_run_if_no_more_steps_fit(weights, tmp_path):
+    messages, path = Messages(), tmp_path / "run"
+    result = start(weights, path, minutes=0.3, callback=messages, settings={"schedule.lr": 0.01})
+    assert any(line.startswith("final run: the trial all-lr-0.01") for line in messages.lines)
+    trial = RunDir(path / "trials" / "all-lr-0.01")
+    assert RunDir(path).read_config().schedule == trial.read_config().schedule
+    assert RunDir(path).metrics.read_text() == trial.metrics.read_text()
+    assert result.summary["selection"]["tried"][-1]["top1"] == result.summary["validation"]["val_top1"]
+    assert vitkit.Run(path).decisions[-1].startswith("final run: the trial")

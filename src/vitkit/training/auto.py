@@ -12,20 +12,19 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from vitkit.core import metrics_log
 from vitkit.core.errors import ConfigError
 from vitkit.core.lock import lock_directory
 from vitkit.core.signals import StopFlag, StopRequested
-from vitkit.core.sizes import pair
 from vitkit.data.dataset import Dataset
 from vitkit.data.layouts.registry import open_dataset
 from vitkit.data.verify import exclude_files, read_bad_files
-from vitkit.model.config import ViTConfig
 from vitkit.training.auto_state import (
     PROBE,
     AutoRequest,
     AutoState,
+    adopt_trial,
     check_same_request,
+    keep_better_checkpoint,
     read_state,
     rollback,
     write_state,
@@ -56,18 +55,13 @@ from vitkit.training.config import RunConfig
 from vitkit.training.data import RunData, check_finished_data, check_photos, open_run_data
 from vitkit.training.distributed import Ranks, join_ranks, run_on_main
 from vitkit.training.loop import DivergedError
-from vitkit.training.probe import Probe, Prober, resize_bundle
+from vitkit.training.probe import Probe, Prober, choose_probe, probe_sizes, resize_bundle
 from vitkit.training.run import RunResult, run_training
 from vitkit.training.run_dir import AUTO_DIR, RunContext, RunDir, explain_io_errors, read_metrics
 from vitkit.training.time_limit import StepTimer, run_limited
 from vitkit.weights.artifact import read_artifact, write_artifact
-from vitkit.weights.load import EMBEDDED, load_stored_bundle
-from vitkit.weights.run_checkpoint import read_unfinished_run
+from vitkit.weights.load import load_stored_bundle
 
-EMBEDDED_SIZES = (64, 96, 128)
-"""Image sizes to try with the embedded weights."""
-SMALL_SIZE = 4 / 7
-"""Part of the image size of other weights to try as well: three times as fast."""
 INIT = "model.init"
 
 
@@ -139,10 +133,14 @@ class AutoRun:
                 scratch = scratch.override({"augment.flip": state.settings["augment.flip"]})
             readable = exclude_bad_files(dataset, self.run_dir)
             self.try_all(state, data, tuned=tuned, scratch=scratch, dataset=readable)
-        choice, config = self.choose(state, data, tuned=tuned, scratch=scratch)
+        choice, config, trial = self.choose(state, data, tuned=tuned, scratch=scratch)
         self.callback.on_message(choice)
+        decisions = (*decisions, choice)
+        if trial is not None:
+            run_on_main(self.ranks, lambda _: adopt_trial(self.run_dir, trial, config, decisions=decisions))
+            return self.train(self.run_dir.read_config(), state, dataset=self.dataset, decisions=(), seconds=None)
         seconds = max(self.budget.remaining() - self.reserve(state, data), 0.0)
-        return self.train(config, state, dataset=self.dataset, decisions=(*decisions, choice), seconds=seconds)
+        return self.train(config, state, dataset=self.dataset, decisions=decisions, seconds=seconds)
 
     def fix_data(self, dataset: Dataset) -> tuple[RunConfig, RunConfig | None]:
         """Return the configurations with the held-out fraction and the batch size for the number of photos."""
@@ -313,8 +311,11 @@ class AutoRun:
 
     def choose(
         self, state: AutoState, data: RunData, *, tuned: RunConfig, scratch: RunConfig | None
-    ) -> tuple[str, RunConfig]:
-        """Return the explanation and the configuration of the final run: the best trial, with the time that is left."""
+    ) -> tuple[str, RunConfig, Path | None]:
+        """Return the explanation and the configuration of the final run: the best trial, with the time that is left.
+
+        If that is not enough for more steps than the trial had, the trial is the final run; its directory is returned.
+        """
         trials = [record for record in state.records if record.steps]
         plans = self.plan(tuned, scratch)
         best = best_record(trials, images=len(data.val or ())) if trials else None
@@ -329,15 +330,19 @@ class AutoRun:
             max_epochs=10 * MAX_EPOCHS if plan.is_scratch else MAX_EPOCHS,
         )
         reason = f"best of {len(trials)} trials on held-out photos" if trials else "there was no time for trials"
+        if best is not None and steps <= best.steps:
+            choice = f"final run: the trial {best.name}, {best.steps} steps ({reason}; more steps would not fit)"
+            return choice, base.override(plan.settings), self.trial_path(best.name)
         choice = f"final run: {plan.name}, {steps} steps ({reason})"
-        return choice, base.override({**plan.settings, **schedule_settings(steps)})
+        return choice, base.override({**plan.settings, **schedule_settings(steps)}), None
 
     def reserve(self, state: AutoState, data: RunData) -> float:
-        """Return the seconds for the evaluation and the report at the end, by the speed of the probes."""
+        """Return the seconds for the evaluation and the report at the end, by the speed of probes and trials."""
         split = data.evaluation_split
-        probes = [record for record in state.records if not record.steps]
-        per_image = probes[-1].seconds / max(len(data.train), 1) if probes else 0.0
-        return REPORT_SECONDS + 2 * per_image * (len(split[1]) if split else 0)
+        images = max(len(data.train), 1)
+        probes = [record.seconds / images for record in state.records if not record.steps]
+        trials = [record.seconds_per_step / self.request.tuned.schedule.batch_size for record in state.records]
+        return REPORT_SECONDS + 2 * max((*probes, *trials), default=0.0) * (len(split[1]) if split else 0)
 
     def train(
         self,
@@ -389,34 +394,7 @@ class AutoRun:
         write_state(self.run_dir, state)
 
 
-def choose_probe(fitted: Sequence[tuple[str, Probe]]) -> tuple[str, Probe]:
-    """Return the first probe within a standard error of the best: the first is the fastest to train."""
-    best = max((probe for _, probe in fitted), key=lambda probe: probe.loo_top1)
-    return next(each for each in fitted if each[1].loo_top1 >= best.loo_top1 - best.loo_error)
-
-
-def probe_sizes(source: str, model: object, image_size: object) -> tuple[int, ...]:
-    """Return the image sizes to try: those of the settings, of the embedded weights, or two of other weights."""
-    if image_size is not None:
-        return (max(pair(image_size)),)  # type: ignore[arg-type]
-    if source == EMBEDDED:
-        return EMBEDDED_SIZES
-    native = max(pair(model.image_size))  # type: ignore[attr-defined]
-    if not isinstance(model, ViTConfig) or model.backbone is not None:
-        return (native,)
-    patch = max(pair(model.patch_size))
-    small = max(patch, round(SMALL_SIZE * native / patch) * patch)
-    return (native,) if small == native else (small, native)
-
-
 def exclude_bad_files(dataset: Dataset, run_dir: RunDir) -> Dataset:
     """Return the dataset without the unreadable images that were found before."""
     bad = read_bad_files(run_dir.bad_files) if run_dir.bad_files.exists() else []
     return Dataset(dataset.path, {name: exclude_files(source, bad) for name, source in dataset.splits.items()})
-
-
-def keep_better_checkpoint(run_dir: RunDir, best: TrialRecord | None) -> None:
-    """Put the best evaluated model of an interrupted final run into its directory, if it beats the one before it."""
-    score = metrics_log.find_best(run_dir.metrics)
-    if score is not None and (best is None or score[0] > best.top1):
-        write_artifact(run_dir.path, read_unfinished_run(run_dir.path)[0])

@@ -4,16 +4,18 @@ import json
 import shutil
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
+from vitkit.core import metrics_log
 from vitkit.core.config import flatten_settings, to_mapping
 from vitkit.core.errors import ConfigError
-from vitkit.core.files import write_text
+from vitkit.core.files import write_bytes, write_text
 from vitkit.training.budget import TrialRecord
 from vitkit.training.config import RunConfig
 from vitkit.training.run_dir import AUTO_DIR, FINGERPRINT_PREFIX, RunDir
-from vitkit.weights.artifact import ALL_FILES
+from vitkit.weights.artifact import ALL_FILES, write_artifact
+from vitkit.weights.run_checkpoint import read_unfinished_run
 
 PROBE = "probe"
 """Directory of the chosen probe."""
@@ -109,3 +111,20 @@ def rollback(run_dir: RunDir, new_dirs: Sequence[Path]) -> None:
     for path in new_dirs:
         with suppress(OSError):  # not empty: something else uses it
             path.rmdir()
+
+
+def adopt_trial(run_dir: RunDir, trial: Path, config: RunConfig, *, decisions: Sequence[str]) -> None:
+    """Make a finished trial the final run: its steps and state, of which only the end of the run is missing."""
+    source = RunDir(trial)
+    write_text(run_dir.decisions, json.dumps(decisions, indent=2) + "\n")
+    shutil.copytree(source.checkpoints, run_dir.checkpoints, dirs_exist_ok=True)
+    for before, after in ((source.metrics, run_dir.metrics), (source.speed, run_dir.speed)):
+        write_bytes(after, before.read_bytes())
+    run_dir.write_config(replace(source.read_config(), data=config.data, checkpoint=config.checkpoint))
+
+
+def keep_better_checkpoint(run_dir: RunDir, best: TrialRecord | None) -> None:
+    """Put the best evaluated model of an interrupted final run into its directory, if it beats the one before it."""
+    score = metrics_log.find_best(run_dir.metrics)
+    if score is not None and (best is None or score[0] > best.top1):
+        write_artifact(run_dir.path, read_unfinished_run(run_dir.path)[0])

@@ -11,7 +11,7 @@ import vitkit
 from vitkit.core.errors import ConfigError, DataError
 from vitkit.core.signals import StopFlag
 from vitkit.data.layouts.registry import open_dataset
-from vitkit.training.auto import run_within_budget
+from vitkit.training.auto import AutoRun, run_within_budget
 from vitkit.training.auto_state import AutoRequest, read_state, write_state
 from vitkit.training.callbacks import Callback
 from vitkit.training.config import RunConfig
@@ -247,3 +247,15 @@ def test_trial_is_the_final_run_if_no_more_steps_fit(weights, tmp_path):
     assert RunDir(path).metrics.read_text() == trial.metrics.read_text()
     assert result.summary["selection"]["tried"][-1]["top1"] == result.summary["validation"]["val_top1"]
     assert vitkit.Run(path).decisions[-1].startswith("final run: the trial")
+
+
+def test_trial_that_would_take_too_long_is_not_started(weights, tmp_path, monkeypatch):
+    clock, messages, run = Ticker(0.01), Messages(), AutoRun.run_trial
+
+    def run_slowly(*arguments, **options):
+        clock.now += 70.0
+        return replace(run(*arguments, **options), seconds=70.0)
+
+    monkeypatch.setattr(AutoRun, "run_trial", run_slowly)
+    start(weights, tmp_path / "run", minutes=3.0, clock=clock, callback=messages)
+    assert [line for line in messages.lines if line.startswith("trying ")] == ["trying all-lr-0.0001", "trying scratch"]

@@ -35,6 +35,7 @@ from vitkit.training.budget import (
     PROBE_FRACTION,
     REPORT_SECONDS,
     SAFETY,
+    SCRATCH,
     TRIALS_FRACTION,
     Selection,
     TimeBudget,
@@ -237,8 +238,11 @@ class AutoRun:
         for plan in plans[:count]:
             if state.find(plan.name) is not None:
                 continue
-            if self.budget.remaining() - self.reserve(state, data) < 0.5 * seconds:
-                break
+            similar = [
+                each.seconds for each in state.records if each.steps and (each.name == SCRATCH) == plan.is_scratch
+            ]
+            if self.budget.remaining() - self.reserve(state, data) < max((0.5 * seconds, *similar)):
+                continue
             base = (scratch or tuned) if plan.is_scratch else tuned
             self.try_one(state, plan, data, base, seconds=seconds, dataset=dataset)
 
@@ -298,7 +302,7 @@ class AutoRun:
     ) -> int:
         """Return the steps of a trial: from the speed of an earlier one, or a number that the time limit ends."""
         earlier = [
-            each for each in state.records if each.seconds_per_step and (each.name == "scratch") == plan.is_scratch
+            each for each in state.records if each.seconds_per_step and (each.name == SCRATCH) == plan.is_scratch
         ]
         per_step = earlier[0].seconds_per_step if earlier else seconds / 60
         return plan_steps(

@@ -35,7 +35,6 @@ from vitkit.training.budget import (
     PROBE_FRACTION,
     REPORT_SECONDS,
     SAFETY,
-    SCRATCH,
     TRIALS_FRACTION,
     Selection,
     TimeBudget,
@@ -238,9 +237,7 @@ class AutoRun:
         for plan in plans[:count]:
             if state.find(plan.name) is not None:
                 continue
-            similar = [
-                each.seconds for each in state.records if each.steps and (each.name == SCRATCH) == plan.is_scratch
-            ]
+            similar = [each.seconds for each in state.similar_trials(plan)]
             if self.budget.remaining() - self.reserve(state, data) < max((0.5 * seconds, *similar)):
                 continue
             base = (scratch or tuned) if plan.is_scratch else tuned
@@ -301,9 +298,7 @@ class AutoRun:
         self, state: AutoState, plan: TrialPlan, data: RunData, base: RunConfig, *, seconds: float
     ) -> int:
         """Return the steps of a trial: from the speed of an earlier one, or a number that the time limit ends."""
-        earlier = [
-            each for each in state.records if each.seconds_per_step and (each.name == SCRATCH) == plan.is_scratch
-        ]
+        earlier = [each for each in state.similar_trials(plan) if each.seconds_per_step]
         per_step = earlier[0].seconds_per_step if earlier else seconds / 60
         return plan_steps(
             seconds,

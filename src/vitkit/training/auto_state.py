@@ -11,7 +11,7 @@ from vitkit.core import metrics_log
 from vitkit.core.config import flatten_settings, to_mapping
 from vitkit.core.errors import ConfigError
 from vitkit.core.files import write_bytes, write_text
-from vitkit.training.budget import TrialRecord
+from vitkit.training.budget import SCRATCH, TrialPlan, TrialRecord
 from vitkit.training.config import RunConfig
 from vitkit.training.run_dir import AUTO_DIR, FINGERPRINT_PREFIX, RunDir
 from vitkit.weights.artifact import ALL_FILES, write_artifact
@@ -61,6 +61,10 @@ class AutoState:
         probe = self.find(self.probe or "")
         trials = [each for each in self.records if each.steps and (probe is None or each.top1 >= probe.top1)]
         return trials if probe is None else [probe, *trials]
+
+    def similar_trials(self, plan: TrialPlan) -> list[TrialRecord]:
+        """Return the finished trials of the same model: from random weights, or from pretrained ones."""
+        return [each for each in self.records if each.steps and (each.name == SCRATCH) == plan.is_scratch]
 
     def find(self, name: str) -> TrialRecord | None:
         """Return the record of a finished trial."""

@@ -198,7 +198,7 @@ def check_contents(data: RunData, context: RunContext, *, heartbeat: Callable[[]
     for name, source in data.splits.items():
         path = context.run_dir.path / f"{FINGERPRINT_PREFIX}{name}.npz"
         previous = Fingerprint.load(path) if path.exists() else None
-        progress = ignore_images
+        progress: Callable[[int], None] = ignore_images
         if len(source) and source.locate(0) is not None:
             context.callback.on_task(f"comparing {name} images", len(source))
             progress = make_progress(context, heartbeat)

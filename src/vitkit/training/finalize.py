@@ -97,7 +97,8 @@ def finalize_run(
     builder = get_builder(config.objective)
     if context.is_trial:
         artifact_io.write_artifact(run_dir.path, bundle)
-        trial = {"validation": finite_values(last_evaluation(metrics_log.read_metrics(run_dir.metrics)))}
+        last = last_evaluation(metrics_log.read_metrics(run_dir.metrics))
+        trial: dict[str, object] = {"validation": finite_values(last)}
         write_json(run_dir.summary, trial)
         return trial
     bundle, winner = keep_best(context, bundle)
@@ -278,7 +279,9 @@ def finite_values(metrics: Mapping[str, object] | None) -> dict[str, object] | N
     >>> finite_values({"val_loss": math.nan, "val_top1": 0.5})
     {'val_loss': None, 'val_top1': 0.5}
     """
-    return metrics and {key: value if math.isfinite(float(str(value))) else None for key, value in metrics.items()}
+    if metrics is None:
+        return None
+    return {key: value if math.isfinite(float(str(value))) else None for key, value in metrics.items()}
 
 
 def explain_missing_result(config: RunConfig, data: RunData, validation: Mapping[str, object] | None) -> str:

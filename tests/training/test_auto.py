@@ -78,13 +78,17 @@ def weights(tmp_path_factory) -> str:
     return str(path)
 
 
-def start(weights: str, out: Path, data=None, *, minutes: float = 0.5, clock=None, **options) -> RunResult:
+def start(weights: str | None, out: Path, data=None, *, minutes: float = 0.5, clock=None, **options) -> RunResult:
     settings = options.pop("settings", {})
     dataset = open_dataset(make_pairs() if data is None else data)
     scratch = RunConfig().override({**SCRATCH, "data.path": dataset.path, **settings})
     tuned = RunConfig().override({"data.workers": 0, "data.path": dataset.path, "model.new_head": True, **settings})
     request = AutoRequest(
-        minutes=minutes, scratch=scratch, tuned=tuned, sources=(weights,), fixed=tuple({"image_size": 1, **settings})
+        minutes=minutes,
+        scratch=scratch,
+        tuned=tuned,
+        sources=(weights,) if weights else (),
+        fixed=tuple({"image_size": 1, **settings}),
     )
     return run_within_budget(request, out, clock=clock or Ticker(), dataset=dataset, **options)
 
@@ -179,9 +183,10 @@ def test_class_with_one_image_is_a_warning(weights, tmp_path):
     assert "wasp: too few images to hold any out" in warnings[0]
 
 
-def test_budget_too_small_for_one_step(weights, tmp_path):
+@pytest.mark.parametrize("is_scratch", [False, True])
+def test_budget_too_small_for_one_step(weights, tmp_path, is_scratch):
     with pytest.raises(ConfigError, match=r"0\.01 minutes is too short") as error:
-        start(weights, tmp_path / "run", minutes=0.01)
+        start(None if is_scratch else weights, tmp_path / "run", minutes=0.01)
     assert "--minutes" in error.value.hint
     assert not list(tmp_path.iterdir())
 

@@ -182,13 +182,8 @@ class AutoRun:
             started = self.budget.elapsed()
             prober.features(resize_bundle(bundle, sizes[0]), prober.held_out())
             per_image = (self.budget.elapsed() - started) / len(prober.held_out())
-            needed = per_image * min(len(data.train), 2 * len(data.classes))
-            if needed > self.budget.remaining() - REPORT_SECONDS and not fitted:
-                minutes = (self.budget.elapsed() + 4 * needed + REPORT_SECONDS) / 60 + 0.1
-                raise ConfigError(
-                    f"a time budget of {self.request.minutes:g} minutes is too short for these images",
-                    hint=f"--minutes {minutes:.1f} or more",
-                )
+            if not fitted:
+                self.check_time(per_image * min(len(data.train), 2 * len(data.classes)))
             limit = min(seconds, 0.5 * self.budget.remaining())
             chosen, images = plan_probes(
                 sizes,
@@ -224,10 +219,21 @@ class AutoRun:
             state.settings["augment.flip"] = False
         self.save(state)
 
+    def check_time(self, seconds: float) -> None:
+        """Raise an error if less than some seconds are left before the report."""
+        if seconds > self.budget.remaining() - REPORT_SECONDS:
+            minutes = (self.budget.elapsed() + 4 * seconds + REPORT_SECONDS) / 60 + 0.1
+            raise ConfigError(
+                f"a time budget of {self.request.minutes:g} minutes is too short for these images",
+                hint=f"--minutes {minutes:.1f} or more",
+            )
+
     def try_all(
         self, state: AutoState, data: RunData, *, tuned: RunConfig, scratch: RunConfig | None, dataset: Dataset
     ) -> None:
         """Run the trials for which there is time."""
+        if not state.records:
+            self.check_time(0.0)
         plans = self.plan(tuned, scratch)
         count, seconds = count_trials(
             min(TRIALS_FRACTION * self.budget.seconds, 0.6 * (self.budget.remaining() - self.reserve(state, data)))

@@ -83,13 +83,8 @@ def start(weights: str | None, out: Path, data=None, *, minutes: float = 0.5, cl
     dataset = open_dataset(make_pairs() if data is None else data)
     scratch = RunConfig().override({**SCRATCH, "data.path": dataset.path, **settings})
     tuned = RunConfig().override({"data.workers": 0, "data.path": dataset.path, "model.new_head": True, **settings})
-    request = AutoRequest(
-        minutes=minutes,
-        scratch=scratch,
-        tuned=tuned,
-        sources=(weights,) if weights else (),
-        fixed=tuple({"image_size": 1, **settings}),
-    )
+    fixed, sources = tuple({"image_size": 1, **settings}), (weights,) if weights else ()
+    request = AutoRequest(minutes=minutes, scratch=scratch, tuned=tuned, sources=sources, fixed=fixed)
     return run_within_budget(request, out, clock=clock or Ticker(), dataset=dataset, **options)
 
 

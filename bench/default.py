@@ -1,48 +1,59 @@
 """The plain training command on five real folders, against its alternatives and other tools' defaults.
 
-Run with the folders and weights that `--folders` and `--weights` name; each finished cell is appended to the CSV, and a
-cell that is there already is not repeated:
+    python bench/default.py --sources SOURCES --weights WEIGHTS        measure what bench/default.csv lacks
+    python bench/default.py --table                                    print the CSV as a table
 
-    python bench/default.py --folders FOLDERS --weights WEIGHTS --csv bench/default.csv
-
-FOLDERS has pets, cats-dogs, clothes, ants-bees and photos (images with labels.csv of ImageNet-1k's class indices), the
-first four with train/ and test/ in class directories. Accuracy is that on the test images, which no option has seen.
-Published weights probably saw `photos` in training, so that column is marked.
+SOURCES has checkouts of the repositories ants_and_bees, clothing-dataset-small and dataset-iiit-pet, and `photos`,
+images with labels.csv of ImageNet-1k's class indices. WEIGHTS has the files of `PUBLISHED`. Each finished cell is
+appended to the CSV; a cell that is there already is not repeated. Accuracy is that on test images, which no option has
+seen, except that published weights probably saw `photos`: those rows are marked. `load` is the load average of the
+machine at the end of a cell: more than its cores means that other work ran beside it, and `--max-load` repeats such
+cells; the table has the row of the least busy machine.
 """
 
 import argparse
 import csv
 import hashlib
-import importlib.util
 import json
+import math
 import os
 import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from statistics import mean
 from typing import NamedTuple
 
-FOLDERS = ("pets", "cats-dogs", "clothes", "ants-bees", "animals")
-ANIMALS = {
-    "fish": (0, 6),
-    "birds": (7, 24),
-    "reptiles": (25, 68),
-    "dogs": (151, 268),
-    "cats": (281, 293),
-    "insects": (300, 326),
-}
-"""Groups of ImageNet-1k's class indices; 60 % of each are for training, by seed."""
-OWN = ("default", "scratch", "embedded", "probe")
+from other_tools import TOOLS, run_tool
+
 PUBLISHED = {
     "Ti/16": "Ti_16-augreg-imagenet.npz",
     "DeiT-Ti": "deit_tiny_patch16_224.pth",
-    "DINOv2-S": "dinov2_vits14.pth",
+    "DINOv2-S": "dinov2_vits14_pretrain.pth",
 }
-OTHER_TOOLS = {"timm": "timm", "transformers": "transformers", "fastai": "fastai", "autogluon": "autogluon"}
-"""Tools and the modules that they need."""
-COLUMNS = ("folder", "option", "seed", "minutes", "top1", "low", "high", "images", "seen_in_training", "note")
+GROUPS = {"own": ("default", "scratch", "embedded", "probe"), "published": tuple(PUBLISHED), "tools": tuple(TOOLS)}
+"""Options in the order of their importance."""
+ANIMALS = {
+    "fish": (*range(7), *range(389, 398)),
+    "birds": (*range(7, 25), *range(80, 101), *range(127, 147)),
+    "reptiles": (*range(33, 69),),
+    "dogs": (*range(151, 269),),
+    "cats": (*range(281, 294),),
+    "insects": (*range(300, 327),),
+}
+"""Groups of ImageNet-1k's class indices."""
+TEST_PHOTOS = 30
+"""Test photos of each breed; of cats and of dogs ten times as many."""
+COLUMNS = (
+    *("folder", "option", "seed", "minutes", "top1", "low", "high", "images", "held_out", "held_out_probe"),
+    *("kept", "seen_in_training", "load", "note"),
+)
+
+Photos = Iterator[tuple[str, str, Path]]
+"""Split, class and file of each photo of a folder."""
 
 
 class Cell(NamedTuple):
@@ -53,21 +64,111 @@ class Cell(NamedTuple):
     seed: int
 
 
-def plan_cells(seeds: int) -> Iterator[Cell]:
-    """Yield the cells in the order of their importance: own options, published weights, other tools with one seed."""
-    for group in (OWN, tuple(PUBLISHED)):
-        for seed in range(seeds):
-            for folder in FOLDERS:
-                yield from (Cell(folder, option, seed) for option in group)
-    yield from (Cell(folder, tool, 0) for folder in FOLDERS for tool in OTHER_TOOLS)
+# Folders
 
 
-def read_finished(path: Path) -> set[Cell]:
-    """Return the cells that the CSV has."""
+def ants_bees(sources: Path, seed: int) -> Photos:
+    """Yield the photos of PyTorch's tutorial on transfer learning; its validation photos are the test."""
+    yield from list_folders(sources / "ants_and_bees", {"train": "train", "val": "test"})
+
+
+def clothes(sources: Path, seed: int) -> Photos:
+    """Yield photos of ten kinds of clothes."""
+    yield from list_folders(sources / "clothing-dataset-small", {"train": "train", "test": "test"})
+
+
+def animals(sources: Path, seed: int) -> Photos:
+    """Yield six groups of animals: 60 % of each for training, by seed."""
+    with (sources / "photos" / "labels.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    for group, indices in ANIMALS.items():
+        names = [row["file_name"] for row in rows if int(row["class_index"]) in indices]
+        files = shuffle((sources / "photos" / name for name in names), seed)
+        for number, path in enumerate(files):
+            yield "train" if number < 0.6 * len(files) else "test", group, path
+
+
+def pets(sources: Path, seed: int) -> Photos:
+    """Yield 37 breeds by the lists of the publisher, with some of the test photos of each."""
+    for split, photos in list_pets(sources).items():
+        for breed in sorted({path.stem.rpartition("_")[0] for path in photos}):
+            files = [path for path in photos if path.stem.rpartition("_")[0] == breed]
+            for path in files if split == "train" else shuffle(files, 0)[:TEST_PHOTOS]:
+                yield split, breed, path
+
+
+def cats_dogs(sources: Path, seed: int) -> Photos:
+    """Yield 50 cats and 50 dogs for training, by seed; names of cats' breeds are capitalized."""
+    for split, photos in list_pets(sources).items():
+        for species, is_cat in (("cat", True), ("dog", False)):
+            files = [path for path in photos if path.stem[0].isupper() == is_cat]
+            chosen = shuffle(files, seed)[:50] if split == "train" else shuffle(files, 0)[: 10 * TEST_PHOTOS]
+            yield from ((split, species, path) for path in chosen)
+
+
+FOLDERS: dict[str, Callable[[Path, int], Photos]] = {
+    "ants-bees": ants_bees,
+    "cats-dogs": cats_dogs,
+    "animals": animals,
+    "clothes": clothes,
+    "pets": pets,
+}
+
+
+def list_folders(path: Path, splits: dict[str, str]) -> Photos:
+    """Yield the photos of class folders in folders of splits."""
+    for directory, split in splits.items():
+        for file in sorted(path.glob(f"{directory}/*/*.jpg")):
+            yield split, file.parent.name, file
+
+
+def list_pets(sources: Path) -> dict[str, list[Path]]:
+    """Return the photos of the publisher's two lists."""
+    path, photos = sources / "dataset-iiit-pet", {}
+    for split, name in {"train": "trainval.txt", "test": "test.txt"}.items():
+        lines = (path / "annotations" / name).read_text().splitlines()
+        photos[split] = [path / "images" / f"{line.split()[0]}.jpg" for line in lines]
+    return photos
+
+
+def shuffle(files: Iterable[Path], seed: int) -> list[Path]:
+    """Return the files in an order that depends on the seed and their names alone."""
+    return sorted(files, key=lambda path: hashlib.sha256(f"{seed} {path.name}".encode()).digest())
+
+
+def prepare_folder(name: str, sources: Path, work: Path, seed: int) -> Path:
+    """Return a folder with train/ and test/ in class folders, of links to the photos."""
+    out = work / "folders" / f"{name}-{seed}"
+    if out.exists():
+        return out
+    unfinished = out.with_suffix(".partial")
+    shutil.rmtree(unfinished, ignore_errors=True)
+    for split, label, file in FOLDERS[name](sources, seed):
+        directory = unfinished / split / label
+        directory.mkdir(parents=True, exist_ok=True)
+        (directory / file.name).symlink_to(file.resolve())
+    unfinished.rename(out)
+    return out
+
+
+# Cells
+
+
+def plan_cells(folders: Iterable[str], groups: Iterable[str], seeds: int) -> Iterator[Cell]:
+    """Yield the cells in the order of their importance; other tools have one seed."""
+    folders = tuple(folders)
+    for group in groups:
+        for seed in range(1 if group == "tools" else seeds):
+            for folder in folders:
+                yield from (Cell(folder, option, seed) for option in GROUPS[group])
+
+
+def read_rows(path: Path) -> list[dict[str, str]]:
+    """Return the rows of the CSV."""
     if not path.exists():
-        return set()
+        return []
     with path.open(newline="") as file:
-        return {Cell(row["folder"], row["option"], int(row["seed"])) for row in csv.DictReader(file)}
+        return list(csv.DictReader(file))
 
 
 def append_row(path: Path, row: dict[str, object]) -> None:
@@ -82,101 +183,115 @@ def append_row(path: Path, row: dict[str, object]) -> None:
         os.fsync(file.fileno())
 
 
-def find_folder(name: str, folders: Path, work: Path, seed: int) -> Path:
-    """Return the folder with train/ and test/; the animals are divided by the seed."""
-    if name != "animals":
-        return folders / name
-    out = work / f"animals-{seed}"
-    if out.exists():
-        return out
-    with (folders / "photos" / "labels.csv").open(newline="") as file:
-        rows = list(csv.DictReader(file))
-    unfinished = out.with_suffix(".partial")
-    shutil.rmtree(unfinished, ignore_errors=True)
-    for group, (first, last) in ANIMALS.items():
-        members = [row["file_name"] for row in rows if first <= int(row["class_index"]) <= last]
-        members.sort(key=lambda file: hashlib.sha256(f"{seed} {file}".encode()).digest())
-        for number, file in enumerate(members):
-            directory = unfinished / ("train" if number < 0.6 * len(members) else "test") / group
-            directory.mkdir(parents=True, exist_ok=True)
-            shutil.copy(folders / "photos" / file, directory)
-    unfinished.rename(out)
-    return out
+def measure(cell: Cell, arguments: argparse.Namespace) -> dict[str, object]:
+    """Return the row of a cell; a tool that does not run has a note that says why."""
+    data = prepare_folder(cell.folder, arguments.sources, arguments.work, cell.seed)
+    out = arguments.work / f"{cell.folder}-{cell.option.replace('/', '')}-{cell.seed}"
+    row: dict[str, object] = dict(cell._asdict())
+    started = time.monotonic()
+    if cell.option in TOOLS:
+        shutil.rmtree(out, ignore_errors=True)
+        weights = arguments.weights / PUBLISHED["DeiT-Ti"]
+        row |= run_tool(cell.option, data, out, weights=weights, minutes=arguments.minutes, tools=arguments.tools)
+    elif cell.option == "probe":  # that of the default run
+        default = arguments.work / f"{cell.folder}-default-{cell.seed}"
+        seconds = sum(each["seconds"] for each in read_tried(default) if not each["steps"])
+        row |= {"minutes": round(seconds / 60, 2), **evaluate(default / "probe", data)}
+    else:
+        train(cell, data, out, weights=arguments.weights, minutes=arguments.minutes)
+        row |= {"minutes": round((time.monotonic() - started) / 60, 2), **evaluate(out, data), **read_choice(out)}
+    if cell.folder == "animals" and cell.option in (*PUBLISHED, *TOOLS):
+        row["seen_in_training"] = "probably"
+    return row | {"load": round(os.getloadavg()[0], 1)}
 
 
-def train_own(cell: Cell, data: Path, out: Path, *, weights: Path, minutes: float) -> tuple[Path, float]:
-    """Train with vitkit and return the model and the minutes; the probe is that of the default run."""
-    default = out.parent / f"{cell.folder}-default-{cell.seed}"
-    if cell.option == "probe":
-        seconds = sum(
-            each["seconds"]
-            for each in json.loads((default / "trials.json").read_bytes())["records"]
-            if not each["steps"]
-        )
-        return default / "probe", seconds / 60
+def train(cell: Cell, data: Path, out: Path, *, weights: Path, minutes: float) -> None:
+    """Train with vitkit from the start, without a network and with an empty hub cache."""
+    shutil.rmtree(out, ignore_errors=True)
     init = str(weights / PUBLISHED[cell.option]) if cell.option in PUBLISHED else cell.option
     command = [sys.executable, "-m", "vitkit", "train", str(data / "train"), "--out", str(out), f"seed={cell.seed}"]
     command += ["--minutes", f"{minutes:g}", "--from", "auto" if init == "default" else init]
-    started = time.monotonic()
-    subprocess.run(command, check=True, env=os.environ | {"HF_HUB_OFFLINE": "1"})
-    return out, (time.monotonic() - started) / 60
+    offline = {"HF_HUB_OFFLINE": "1", "HF_HUB_CACHE": str(out.parent / "empty-hub-cache")}
+    subprocess.run(command, check=True, env=os.environ | offline, stdout=subprocess.DEVNULL)
 
 
-def evaluate_own(model: Path, data: Path) -> dict[str, object]:
+def evaluate(model: Path, data: Path) -> dict[str, object]:
     """Return the accuracy on the test images with its interval."""
     command = [sys.executable, "-m", "vitkit", "eval", str(model), str(data / "test"), "--json"]
-    result = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    result = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout)
     low, high = result["intervals"]["top1"]
-    return {"top1": result["top1"], "low": low, "high": high, "images": result["count"]}
+    return {"top1": round(result["top1"], 4), "low": round(low, 4), "high": round(high, 4), "images": result["count"]}
 
 
-def measure(cell: Cell, arguments: argparse.Namespace) -> dict[str, object]:
-    """Return the row of a cell; an option that cannot run has a note that says why."""
-    row: dict[str, object] = {**cell._asdict(), "seen_in_training": ""}
-    if cell.option in OTHER_TOOLS:
-        if importlib.util.find_spec(OTHER_TOOLS[cell.option]) is None:
-            return row | {"note": "not installed"}
-        command = arguments.tool.get(cell.option)
-        if command is None:
-            return row | {"note": "no command: --tool NAME=COMMAND"}
-    data = find_folder(cell.folder, arguments.folders, arguments.work, cell.seed)
-    if not data.exists():
-        return row | {"note": f"{cell.folder} is missing"}
-    out = arguments.work / f"{cell.folder}-{cell.option.replace('/', '')}-{cell.seed}"
-    if cell.option in OTHER_TOOLS:
-        started = time.monotonic()
-        texts = [each.format(data=data, out=out, minutes=arguments.minutes) for each in command.split()]
-        output = subprocess.run(texts, check=True, capture_output=True, text=True).stdout.split()
-        return row | {"minutes": (time.monotonic() - started) / 60, "top1": float(output[-1]), "note": command}
-    if cell.option in PUBLISHED:
-        if not (arguments.weights / PUBLISHED[cell.option]).exists():
-            return row | {"note": "the weights are missing"}
-        row["seen_in_training"] = "probably" if cell.folder == "animals" else ""
-    model, minutes = train_own(cell, data, out, weights=arguments.weights, minutes=arguments.minutes)
-    return row | {"minutes": round(minutes, 2), **evaluate_own(model, data), "note": ""}
+def read_tried(out: Path) -> list[dict[str, float]]:
+    """Return the probes and trials of a run."""
+    records: list[dict[str, float]] = json.loads((out / "trials.json").read_bytes())["records"]
+    return records
+
+
+def read_choice(out: Path) -> dict[str, object]:
+    """Return the accuracy on held-out photos of a run and of its best probe, and what was kept."""
+    summary = json.loads((out / "summary.json").read_bytes())
+    probes = [each["top1"] for each in read_tried(out) if not each["steps"]]
+    return {
+        "held_out": round(summary["result"]["top1"], 4),
+        "held_out_probe": round(max(probes), 4) if probes else "",
+        "kept": summary.get("selection", {}).get("kept", "final run"),
+    }
+
+
+def keep_quietest(rows: Iterable[dict[str, str]]) -> list[dict[str, str]]:
+    """Return one row of each cell: that of the least busy machine."""
+    cells: dict[tuple[str, ...], dict[str, str]] = {}
+    for row in rows:
+        cell = tuple(row.get(key, "") for key in Cell._fields)
+        if cell not in cells or float(row["load"]) < float(cells[cell]["load"]):
+            cells[cell] = row
+    return list(cells.values())
+
+
+def format_table(rows: Iterable[dict[str, str]]) -> str:
+    """Return a Markdown table of folders and options: mean accuracy with its mean interval, minutes and seeds.
+
+    >>> row = {"folder": "pets", "option": "probe", "top1": "0.5", "low": "0.4", "high": "0.6", "minutes": "0.2"}
+    >>> print(format_table([row]).splitlines()[2])
+    | pets | probe | 50.0 % (40.0–60.0) | 0.2 | 1 |
+    """
+    cells = defaultdict(list)
+    for row in keep_quietest(row for row in rows if row["top1"]):
+        cells[row["folder"], row["option"]].append(row)
+    lines = ["| folder | option | top-1 on test images | minutes | seeds |", "|---|---|---:|---:|---:|"]
+    for (folder, option), group in cells.items():
+        top1, low, high = (100 * mean(float(row[key]) for row in group) for key in ("top1", "low", "high"))
+        minutes = mean(float(row["minutes"]) for row in group)
+        mark = "*" if any(row.get("seen_in_training") for row in group) else ""
+        accuracy = f"{top1:.1f} % ({low:.1f}–{high:.1f}){mark}"
+        lines.append(f"| {folder} | {option} | {accuracy} | {minutes:.1f} | {len(group)} |")
+    return "\n".join(lines)
 
 
 def main() -> None:
-    """Measure what is missing in the CSV."""
+    """Measure what is missing in the CSV, or print it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--folders", type=Path, required=True)
-    parser.add_argument("--weights", type=Path, required=True)
+    parser.add_argument("--sources", type=Path)
+    parser.add_argument("--weights", type=Path)
+    parser.add_argument("--tools", type=Path, help="directory of other tools; bench/other_tools.py says what it has")
     parser.add_argument("--csv", type=Path, default=Path(__file__).with_suffix(".csv"))
     parser.add_argument("--work", type=Path, default=Path("runs/bench-default"))
     parser.add_argument("--minutes", type=float, default=3.0)
+    parser.add_argument("--max-load", type=float, default=math.inf, help="repeat cells of a machine that was busier")
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument(
-        "--tool",
-        action="append",
-        default=[],
-        metavar="NAME=COMMAND",
-        help="command of another tool with {data}, {out} and {minutes}; its last printed word is the test accuracy",
-    )
+    parser.add_argument("--folders", default=",".join(FOLDERS))
+    parser.add_argument("--groups", default=",".join(GROUPS))
+    parser.add_argument("--table", action="store_true", help="print the CSV as a table")
     arguments = parser.parse_args()
-    arguments.tool = dict(text.split("=", 1) for text in arguments.tool)
-    arguments.work.mkdir(parents=True, exist_ok=True)
-    finished = read_finished(arguments.csv)
-    for cell in plan_cells(arguments.seeds):
+    rows = read_rows(arguments.csv)
+    if arguments.table:
+        print(format_table(rows))
+        return
+    quiet = [row for row in rows if float(row["load"]) <= arguments.max_load]
+    finished = {Cell(row["folder"], row["option"], int(row["seed"])) for row in quiet}
+    for cell in plan_cells(arguments.folders.split(","), arguments.groups.split(","), arguments.seeds):
         if cell not in finished:
             row = measure(cell, arguments)
             print(", ".join(f"{key} {value}" for key, value in row.items()), flush=True)

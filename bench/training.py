@@ -72,11 +72,17 @@ class Case:
 
 
 CIFAR = small_model(image_size=32, patch_size=4, width=192, depth=6, mlp_dim=384)
+NARROW = small_model(image_size=32, patch_size=4, width=96, depth=4, mlp_dim=192)
+TINY = small_model(image_size=64, patch_size=8, width=128, depth=6, mlp_dim=512)
+PHOTOS_96 = small_model(image_size=96, patch_size=12, width=192, depth=6, mlp_dim=384)
 ERF = ("block.activation=gelu_erf",)
 CASES = {
     "Ti/16": Case(title="Ti/16, 224 px", choice=ModelChoice(name="Ti/16", settings=ERF), num_classes=1000, batch=32),
     "S/16": Case(title="S/16, 224 px", choice=ModelChoice(name="S/16", settings=ERF), num_classes=1000, batch=16),
     "cifar": Case(title="width 192, depth 6, 32 px", choice=CIFAR, num_classes=10, batch=128),
+    "narrow": Case(title="width 96, depth 4, 32 px", choice=NARROW, num_classes=10, batch=32),
+    "tiny": Case(title="width 128, depth 6, 64 px", choice=TINY, num_classes=200, batch=32),
+    "folder": Case(title="width 192, depth 6, 96 px", choice=PHOTOS_96, num_classes=10, batch=32),
 }
 
 

@@ -53,7 +53,8 @@ def test_run_is_opened_by_its_path(run):
     assert (opened.status, opened.config, opened.labels) == ("finished", run.config, ("cat", "dog"))
     assert opened.report_path == run.path / "report.html"
     assert opened.trials == ()
-    assert opened.decisions == ("recipe: the default for images", "initial weights: random")
+    reason = "the settings describe a model or an objective of their own"
+    assert opened.decisions == ("recipe: the default for images", f"initial weights: random ({reason})")
     assert repr(opened) == f"Run({str(run.path)!r}, status='finished', top1={run.metrics.top1:.4g})"
 
 

@@ -43,7 +43,7 @@ from vitkit.model.config import (
 from vitkit.model.positions import KERNELS
 from vitkit.model.pretraining_config import MAEConfig, MaskedConfig
 from vitkit.objectives.config import DistillationConfig, FeatureDistillationConfig
-from vitkit.training.auto import AutoRequest
+from vitkit.training.auto_state import AutoRequest
 from vitkit.training.config import (
     CheckpointConfig,
     DataConfig,

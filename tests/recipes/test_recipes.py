@@ -13,12 +13,16 @@ from vitkit.recipes import distillation, paper, self_supervised
 from vitkit.recipes.recipe import Recipe
 from vitkit.recipes.registry import RECIPES, find_recipe, match_recipes
 from vitkit.training.config import RunConfig
+from vitkit.zoo.cost import TRAINING_FACTOR
 from vitkit.zoo.flops import count_forward_flops
 from vitkit.zoo.registry import configure, create
 
 SMALL = {
     "digits",
     "fashion-mnist",
+    "fashion-mnist-hybrid",
+    "cifar10-hybrid",
+    "cifar10-bit",
     "cifar10-small",
     "cifar10-after-fractals",
     "fractals-small",
@@ -152,6 +156,22 @@ def test_registry_has_exactly_the_expected_recipes():
     assert by_group.pop(distillation.GROUP) == DISTILLED
     assert by_group.pop(distillation.EMBEDDED) == {"embedded", "embedded-continue"}
     assert list(by_group.values()) == [SMALL]
+
+
+@pytest.mark.parametrize(
+    ("name", "images", "flops"),
+    [("cifar10-hybrid", 49_000, 1.8e14), ("cifar10-bit", 49_000, 1.8e14), ("fashion-mnist-hybrid", 58_800, 6e13)],
+)
+def test_short_runs_with_muon_have_their_compute(name: str, images: int, flops: float):
+    run = find_recipe(name).make()
+    choice, shape = run.model, {"channels": run.data.channels, "num_classes": 10}
+    settings = parse_assignments(choice.settings)
+    model = configure(
+        choice.name, image_size=choice.image_size, patch_size=choice.patch_size, settings=settings, **shape
+    )
+    total = TRAINING_FACTOR * sum(count_forward_flops(model).values()) * images * run.schedule.epochs
+    assert 0.95 * flops < total <= flops
+    assert run.optimizer.name == "muon"
 
 
 @rows

@@ -1,5 +1,6 @@
 """Runs within a time budget, with a clock that advances at each reading."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,9 +11,11 @@ import vitkit
 from vitkit.core.errors import ConfigError, DataError
 from vitkit.core.signals import StopFlag
 from vitkit.data.layouts.registry import open_dataset
-from vitkit.training.auto import AutoRequest, read_state, run_within_budget
+from vitkit.training.auto import AutoRun, run_within_budget
+from vitkit.training.auto_state import AutoRequest, read_state, write_state
 from vitkit.training.callbacks import Callback
 from vitkit.training.config import RunConfig
+from vitkit.training.probe import Prober
 from vitkit.training.run import RunResult, run_training
 from vitkit.training.run_dir import RunDir
 
@@ -75,14 +78,13 @@ def weights(tmp_path_factory) -> str:
     return str(path)
 
 
-def start(weights: str, out: Path, data=None, *, minutes: float = 0.5, clock=None, **options) -> RunResult:
+def start(weights: str | None, out: Path, data=None, *, minutes: float = 0.5, clock=None, **options) -> RunResult:
     settings = options.pop("settings", {})
     dataset = open_dataset(make_pairs() if data is None else data)
     scratch = RunConfig().override({**SCRATCH, "data.path": dataset.path, **settings})
     tuned = RunConfig().override({"data.workers": 0, "data.path": dataset.path, "model.new_head": True, **settings})
-    request = AutoRequest(
-        minutes=minutes, scratch=scratch, tuned=tuned, sources=(weights,), fixed=tuple({"image_size": 1, **settings})
-    )
+    fixed, sources = tuple({"image_size": 1, **settings}), (weights,) if weights else ()
+    request = AutoRequest(minutes=minutes, scratch=scratch, tuned=tuned, sources=sources, fixed=fixed)
     return run_within_budget(request, out, clock=clock or Ticker(), dataset=dataset, **options)
 
 
@@ -132,10 +134,10 @@ def test_interrupted_trials_keep_the_best_model_and_are_not_repeated(weights, tm
 def test_resumed_final_run_is_exact(weights, tmp_path):
     stop = StopFlag()
     callback = Messages(stop, step=3)
-    path = tmp_path / "run"
-    assert start(weights, path, callback=callback, stop=stop, settings={"schedule.lr": 0.01}).summary is None
+    path, options = tmp_path / "run", {"settings": {"schedule.lr": 0.01, "optimizer.trainable": "all"}, "minutes": 3.0}
+    assert start(weights, path, callback=callback, stop=stop, **options).summary is None
     config = RunDir(path).read_config()
-    assert start(weights, path, settings={"schedule.lr": 0.01}).summary["selection"]["kept"]
+    assert start(weights, path, **options).summary["selection"]["kept"]
     straight = run_training(config, tmp_path / "straight", dataset=open_dataset(make_pairs()))
     logs = [(each / "metrics.jsonl").read_text() for each in (path, straight.run_dir.path)]
     assert logs[0] == logs[1]
@@ -176,8 +178,84 @@ def test_class_with_one_image_is_a_warning(weights, tmp_path):
     assert "wasp: too few images to hold any out" in warnings[0]
 
 
-def test_budget_too_small_for_one_step(weights, tmp_path):
+@pytest.mark.parametrize("is_scratch", [False, True])
+def test_budget_too_small_for_one_step(weights, tmp_path, is_scratch):
     with pytest.raises(ConfigError, match=r"0\.01 minutes is too short") as error:
-        start(weights, tmp_path / "run", minutes=0.01)
+        start(None if is_scratch else weights, tmp_path / "run", minutes=0.01)
     assert "--minutes" in error.value.hint
     assert not list(tmp_path.iterdir())
+
+
+def test_interrupted_trial_keeps_its_steps(weights, tmp_path):
+    stop, path = StopFlag(), tmp_path / "run"
+    first = Messages(stop, at="trying scratch")
+    clock = Ticker(2.0)
+    assert start(weights, path, minutes=3.0, clock=clock, callback=first, stop=stop).summary is None
+    trial = RunDir(path / "trials" / "scratch")
+    steps = trial.read_config().schedule.steps
+    state = read_state(RunDir(path))
+    write_state(RunDir(path), replace(state, seconds=state.seconds + 60.0))  # less time is left than was planned with
+    assert start(weights, path, minutes=3.0, clock=Ticker(0.01)).summary is not None
+    assert trial.read_config().schedule.steps == steps
+
+
+def test_interrupted_final_run_keeps_its_better_model(weights, tmp_path, monkeypatch):
+    stop, path = StopFlag(), tmp_path / "run"
+    monkeypatch.setattr("vitkit.core.metrics_log.validation_score", lambda metrics: 2.0)  # better than any other
+    callback = Messages(stop, step=40)
+    options = {"settings": {"schedule.lr": 0.01, "optimizer.trainable": "all"}, "minutes": 3.0}
+    assert start(weights, path, callback=callback, stop=stop, **options).summary is None
+    assert RunDir(path).read_config().evaluation.every < 40
+    before = read_state(RunDir(path)).best
+    source = path / "probe" if before.startswith("probe") else path / "trials" / before
+    assert weights_of(path) != weights_of(source)
+    assert vitkit.load(path).labels == ("ants", "bees")
+
+
+def test_diverged_trial_is_left_out(weights, tmp_path):
+    warnings: list[str] = []
+
+    class Warnings(Callback):
+        def on_warning(self, text: str) -> None:
+            warnings.append(text)
+
+    settings = {"schedule.lr": 1e30, "optimizer.trainable": "all", "optimizer.clip": None}
+    selection = start(weights, tmp_path / "run", settings=settings, callback=Warnings()).summary["selection"]
+    assert any(text.startswith("all-lr-1e+30: ") for text in warnings)
+    assert not any(each["steps"] for each in selection["tried"])
+    assert selection["kept"] != "final run"
+
+
+def test_slow_machine_probes_fewer_sizes(weights, tmp_path, monkeypatch):
+    clock, messages, fit = Ticker(0.01), Messages(), Prober.fit
+
+    def fit_slowly(*arguments, **options):
+        clock.now += 6.0
+        return fit(*arguments, **options)
+
+    monkeypatch.setattr(Prober, "fit", fit_slowly)
+    start(weights, tmp_path / "run", clock=clock, callback=messages)
+    assert [line.partition(":")[0] for line in messages.lines if line.startswith("probe-")] == ["probe-tiny-8"]
+
+
+def test_trial_is_the_final_run_if_no_more_steps_fit(weights, tmp_path):
+    messages, path = Messages(), tmp_path / "run"
+    result = start(weights, path, minutes=0.3, callback=messages, settings={"schedule.lr": 0.01})
+    assert any(line.startswith("final run: the trial all-lr-0.01") for line in messages.lines)
+    trial = RunDir(path / "trials" / "all-lr-0.01")
+    assert RunDir(path).read_config().schedule == trial.read_config().schedule
+    assert RunDir(path).metrics.read_text() == trial.metrics.read_text()
+    assert result.summary["selection"]["tried"][-1]["top1"] == result.summary["validation"]["val_top1"]
+    assert vitkit.Run(path).decisions[-1].startswith("final run: the trial")
+
+
+def test_trial_that_would_take_too_long_is_not_started(weights, tmp_path, monkeypatch):
+    clock, messages, run = Ticker(0.01), Messages(), AutoRun.run_trial
+
+    def run_slowly(*arguments, **options):
+        clock.now += 70.0
+        return replace(run(*arguments, **options), seconds=70.0)
+
+    monkeypatch.setattr(AutoRun, "run_trial", run_slowly)
+    start(weights, tmp_path / "run", minutes=3.0, clock=clock, callback=messages)
+    assert [line for line in messages.lines if line.startswith("trying ")] == ["trying all-lr-0.0001", "trying scratch"]

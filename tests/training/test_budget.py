@@ -1,5 +1,7 @@
 """Planning of a time budget: parts of the time, trials, choice and advice, from measured seconds and scores."""
 
+from pathlib import Path
+
 import pytest
 
 from vitkit.training.budget import (
@@ -69,7 +71,9 @@ def test_loss_decides_between_accuracies_that_chance_explains():
 
 
 def test_advice_names_the_weakest_class_and_better_weights():
-    selection = Selection(records=(), best=record("probe", 0.7, 0.5), minutes=3.0, advice="use other weights")
+    selection = Selection(
+        records=(), best=record("probe", 0.7, 0.5), path=Path("probe"), minutes=3.0, advice="use other weights"
+    )
     lines = advise(selection, counts={"ants": 12, "bees": 90}, recalls={"ants": 0.4, "bees": 0.9}, top1=0.8)
     assert lines == [
         "more photos of ants: 40% of them are recognized, from 12 photos",

@@ -1,6 +1,7 @@
 """Tests of `hub:` names with a local cache; using the network fails a test."""
 
 import json
+import logging
 import socket
 import sys
 from collections.abc import Callable
@@ -439,3 +440,16 @@ def test_class_count_comes_from_the_file_not_the_name(cache: Path, tmp_path: Pat
     assert vitkit.load("hub:google/vit-base-patch16-224-in21k").config.num_classes == 0
     assert create("google/vit-base-patch16-224-in21k", device="meta").config.num_classes == 1000
     assert create("google/vit-base-patch16-224-in21k", num_classes=21_843, device="meta").config.num_classes == 21_843
+
+
+def test_messages_of_the_library_are_replaced_by_the_error(cache):
+    library, levels = logging.getLogger("huggingface_hub"), list[int]()
+    before = library.level
+
+    def fetch(**_: object) -> str:
+        levels.append(library.level)
+        raise OSError("connection reset")
+
+    with pytest.raises(WeightsError, match="download failed: connection reset"):
+        hub._download(fetch, parse_hub_name("hub:me/cats"), cache, local=False)
+    assert (levels, library.level) == ([logging.CRITICAL], before)

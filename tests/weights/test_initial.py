@@ -69,6 +69,19 @@ def test_slow_download_falls_back_to_embedded_weights(cache):
     assert EMBEDDED_TERMS in chosen.messages()
 
 
+def test_download_takes_a_part_of_the_time_budget(cache, monkeypatch):
+    limits: list[float] = []
+
+    def fail(fetch, *, seconds: float, name: str) -> Path:
+        limits.append(seconds)
+        raise WeightsError("unreachable")
+
+    monkeypatch.setattr(initial, "run_with_limit", fail)
+    for minutes in (1.0, 60.0, None):
+        choose_initial_weights(device="cpu", minutes=minutes)
+    assert limits == [15.0, 120.0, 120.0]
+
+
 @pytest.mark.parametrize("damage", ["cut", "other"])
 def test_wrong_file_falls_back_to_embedded_weights(cache, tmp_path, damage):
     path = published(tmp_path)

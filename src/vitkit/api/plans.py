@@ -24,7 +24,7 @@ from vitkit.typing import DataSource, ModelSource, Path, Settings
 
 if TYPE_CHECKING:
     from vitkit.data.dataset import Dataset
-    from vitkit.training.auto import AutoRequest
+    from vitkit.training.auto_state import AutoRequest
     from vitkit.training.run_dir import RunDir
     from vitkit.weights.initial import InitialWeights
 
@@ -33,6 +33,7 @@ RUNS = FilePath("runs")
 INIT, TEACHER = "model.init", "objective.distillation.teacher"
 SCRATCH_RECIPE, TUNING_RECIPE = "folder", "finetune-folder"
 """Recipes of a dataset that is given none: from random and from pretrained weights."""
+REQUESTED = "as requested"
 OWN_MODEL_KEYS = ("model.patch_size", "model.settings", "model.shrink", "objective.name", TEACHER)
 """Settings for which no default weights are looked up: they describe a model or objective of their own."""
 
@@ -57,6 +58,8 @@ class RunPlan:
     """Configuration from pretrained weights, if these may be chosen."""
     choose_init: "Callable[[], InitialWeights] | None" = None
     """Chooses the initial weights, once."""
+    init_reason: str | None = None
+    """Reason for initial weights that are not chosen; None if a recipe decides."""
     models: Mapping[str, ModelSource] = field(default_factory=dict)
     """Models by key, such as `model.init`."""
     rates: tuple[float, ...] = ()
@@ -81,9 +84,12 @@ class RunPlan:
 
     def describe_init(self, out: FilePath) -> tuple[str, ...]:
         """Return the lines that explain the chosen initial weights of a new run."""
-        if self.choose_init is None or any(FilePath(out, name).exists() for name in ("config.toml", "trials.json")):
+        if any(FilePath(out, name).exists() for name in ("config.toml", "trials.json")):
             return ()
-        return self.choose_init().messages()
+        if self.choose_init is not None:
+            return self.choose_init().messages()
+        source = self.configure(out).model.init or "random"
+        return () if self.init_reason is None else (f"initial weights: {source} ({self.init_reason})",)
 
 
 def plan_training(
@@ -106,10 +112,13 @@ def plan_training(
     checked = check_reserved(settings, (*plan.reserved, *models))
     chosen = {SHORT_KEYS.get(key, key) for key in checked} | models.keys()
     if is_auto and plan.is_default and INIT in chosen:
-        return replace(plan, config=tuning_config(plan).override(checked), models=models)
+        return replace(plan, config=tuning_config(plan).override(checked), models=models, init_reason=REQUESTED)
     config = plan.config.override(checked)
     if is_auto and plan.is_default and not chosen.intersection(OWN_MODEL_KEYS):
         return plan_auto(replace(plan, config=config, models=models), checked)
+    if plan.is_default:
+        reason = REQUESTED if is_scratch else "the settings describe a model or an objective of their own"
+        return replace(plan, config=config, models=models, init_reason=reason)
     decision = f"initial weights: {config.model.init or 'random'}"
     return replace(plan, config=config, models=models, decisions=(*plan.decisions, decision))
 
@@ -139,7 +148,8 @@ def plan_init(
     config = tuning_config(plan) if plan.is_default else plan.config
     config = replace(config, model=replace(config.model, name=None, patch_size=None, settings=()))
     models = {INIT: init, **models}
-    return {"config": config.override(check_reserved(settings, (*plan.reserved, *models))), "models": models}
+    config = config.override(check_reserved(settings, (*plan.reserved, *models)))
+    return {"config": config, "models": models, "init_reason": REQUESTED}
 
 
 def plan_auto(plan: RunPlan, settings: Mapping[str, object]) -> RunPlan:
@@ -155,7 +165,10 @@ def plan_auto(plan: RunPlan, settings: Mapping[str, object]) -> RunPlan:
         device, name = plan.config.parallel.device, settings.get("model.name")
         is_gpu = torch.cuda.is_available() if device == "auto" else device.startswith("cuda")
         weights = partial(
-            choose_initial_weights, device="gpu" if is_gpu else "cpu", model=None if name is None else str(name)
+            choose_initial_weights,
+            device="gpu" if is_gpu else "cpu",
+            model=None if name is None else str(name),
+            minutes=plan.minutes,
         )
         return share_choice(weights, plan.config)
 
@@ -376,7 +389,7 @@ def is_same_request(run_dir: "RunDir", plan: RunPlan, path: FilePath) -> bool:
         return False
     if not run_dir.trials.exists():
         return not run_dir.config.exists() and not run_dir.find_other_files()
-    from vitkit.training.auto import check_same_request, read_state
+    from vitkit.training.auto_state import check_same_request, read_state
 
     try:
         check_same_request(run_dir, read_state(run_dir), make_request(plan, path))
@@ -387,7 +400,7 @@ def is_same_request(run_dir: "RunDir", plan: RunPlan, path: FilePath) -> bool:
 
 def make_request(plan: RunPlan, out: FilePath) -> "AutoRequest":
     """Return what to choose within the time budget of a plan."""
-    from vitkit.training.auto import AutoRequest
+    from vitkit.training.auto_state import AutoRequest
     from vitkit.training.run_dir import RunDir
 
     minutes = plan.minutes or DEFAULT_MINUTES

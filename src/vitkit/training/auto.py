@@ -5,26 +5,30 @@ repeated after an interruption. The best model so far is always in the run direc
 The settings of the final run are fixed in its config.toml; from there on a resumed run is exact.
 """
 
-import json
-import shutil
-from collections.abc import Callable, Collection, Sequence
-from contextlib import nullcontext, suppress
-from dataclasses import asdict, dataclass, field, replace
+import math
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-import torch
-
-from vitkit.core.config import flatten_settings, to_mapping
-from vitkit.core.errors import ConfigError, DataError
-from vitkit.core.files import write_text
+from vitkit.core.errors import ConfigError
 from vitkit.core.lock import lock_directory
 from vitkit.core.signals import StopFlag, StopRequested
-from vitkit.core.sizes import pair
-from vitkit.data.dataset import Dataset, ImageSource, count_labels
+from vitkit.data.dataset import Dataset
 from vitkit.data.layouts.registry import open_dataset
 from vitkit.data.verify import exclude_files, read_bad_files
-from vitkit.model.config import ViTConfig
+from vitkit.training.auto_state import (
+    PROBE,
+    AutoRequest,
+    AutoState,
+    adopt_trial,
+    check_same_request,
+    keep_better_checkpoint,
+    read_state,
+    rollback,
+    write_state,
+)
 from vitkit.training.budget import (
     MAX_EPOCHS,
     MIN_TRIAL_SECONDS,
@@ -45,83 +49,20 @@ from vitkit.training.budget import (
     plan_trials,
     schedule_settings,
 )
-from vitkit.training.build import fit_channels, load_pretrained, resolve_model_config, resolve_workers
-from vitkit.training.callbacks import Callback, StepMetrics
+from vitkit.training.build import fit_channels, resolve_workers
+from vitkit.training.callbacks import Callback
 from vitkit.training.config import RunConfig
-from vitkit.training.data import RunData, check_finished_data, open_run_data
+from vitkit.training.data import RunData, check_finished_data, check_photos, open_run_data
 from vitkit.training.distributed import Ranks, join_ranks, run_on_main
-from vitkit.training.probe import Probe, Prober, resize_bundle
+from vitkit.training.loop import DivergedError
+from vitkit.training.probe import Probe, Prober, choose_probe, probe_sizes, resize_bundle
 from vitkit.training.run import RunResult, run_training
-from vitkit.training.run_dir import AUTO_DIR, FINGERPRINT_PREFIX, RunContext, RunDir, explain_io_errors, read_metrics
-from vitkit.weights.artifact import ALL_FILES, read_artifact, write_artifact
-from vitkit.weights.load import EMBEDDED, load_stored_bundle
-from vitkit.zoo.registry import create
+from vitkit.training.run_dir import AUTO_DIR, RunContext, RunDir, explain_io_errors, read_metrics
+from vitkit.training.time_limit import StepTimer, run_limited
+from vitkit.weights.artifact import read_artifact, write_artifact
+from vitkit.weights.load import load_stored_bundle
 
-EMBEDDED_SIZES = (64, 96, 128)
-"""Image sizes to try with the embedded weights."""
-SMALL_SIZE = 4 / 7
-"""Part of the image size of other weights to try as well: three times as fast."""
-PROBE = "probe"
 INIT = "model.init"
-
-
-@dataclass(frozen=True, kw_only=True)
-class AutoRequest:
-    """A run whose settings are to be chosen: configurations from random and from pretrained weights, and the time.
-
-    `sources` are the initial weights to try; `fixed` the settings that were given and are not varied.
-    """
-
-    minutes: float
-    scratch: RunConfig | None
-    tuned: RunConfig
-    sources: tuple[str, ...]
-    fixed: tuple[str, ...] = ()
-    advice: str | None = None
-
-    def key(self) -> dict[str, object]:
-        """Return what must be equal for a run to be resumed."""
-        settings = flatten_settings(to_mapping(self.tuned))
-        chosen = {name: settings.get(name) for name in (*self.fixed, "data.path", "seed") if name != "data.workers"}
-        return {"minutes": self.minutes, "settings": chosen, "scratch": self.scratch is not None}
-
-
-@dataclass(kw_only=True)
-class AutoState:
-    """Contents of trials.json: the request, the seconds of earlier calls, and what was found so far."""
-
-    request: dict[str, object]
-    seconds: float = 0.0
-    sources: list[str] = field(default_factory=list)
-    settings: dict[str, object] = field(default_factory=dict)
-    """Settings that the probe has decided."""
-    records: list[TrialRecord] = field(default_factory=list)
-    probe: str | None = None
-    """Name of the chosen probe, from which trials start."""
-    best: str | None = None
-
-    def candidates(self) -> list[TrialRecord]:
-        """Return the chosen probe, and the trials that are at least as accurate."""
-        probe = self.find(self.probe or "")
-        trials = [each for each in self.records if each.steps and (probe is None or each.top1 >= probe.top1)]
-        return trials if probe is None else [probe, *trials]
-
-    def find(self, name: str) -> TrialRecord | None:
-        """Return the record of a finished trial."""
-        return next((record for record in self.records if record.name == name), None)
-
-
-def read_state(run_dir: RunDir) -> AutoState | None:
-    """Return the state of a run with a time budget; None if it has none."""
-    if not run_dir.trials.exists():
-        return None
-    stored = json.loads(run_dir.trials.read_bytes())
-    return AutoState(**stored | {"records": [TrialRecord(**record) for record in stored["records"]]})
-
-
-def write_state(run_dir: RunDir, state: AutoState) -> None:
-    """Write the state."""
-    write_text(run_dir.trials, json.dumps(asdict(state), indent=2) + "\n")
 
 
 def run_within_budget(
@@ -159,78 +100,6 @@ def run_within_budget(
             raise
 
 
-def check_same_request(run_dir: RunDir, state: AutoState | None, request: AutoRequest) -> None:
-    """Raise an error if the directory holds another run."""
-    hint = "choose another out (--out), or repeat the settings to resume"
-    if state is None:
-        if run_dir.config.exists():
-            raise ConfigError(f"{run_dir.path} holds a run without a time budget", hint=hint)
-        return
-    old, new = (flatten_settings(each) for each in (state.request, json.loads(json.dumps(request.key()))))
-    for key in old | new:
-        if old.get(key) != new.get(key):
-            name = key.removeprefix("settings.")
-            raise ConfigError(f"{run_dir.path} holds a run with {name}={old.get(key)}, not {new.get(key)}", hint=hint)
-
-
-def rollback(run_dir: RunDir, new_dirs: Sequence[Path]) -> None:
-    """Remove what a run has written before its first trial."""
-    for name in (AUTO_DIR, PROBE):
-        shutil.rmtree(run_dir.path / name, ignore_errors=True)
-    for file in (
-        *(run_dir.path / name for name in ALL_FILES),
-        run_dir.data,
-        run_dir.bad_files,
-        run_dir.trials,
-        *run_dir.path.glob(f"{FINGERPRINT_PREFIX}*.npz"),
-    ):
-        file.unlink(missing_ok=True)
-    for file in run_dir.path.glob(".lock*"):
-        file.unlink(missing_ok=True)
-    for path in new_dirs:
-        with suppress(OSError):  # not empty: something else uses it
-            path.rmdir()
-
-
-class TimeLimit(StopFlag):
-    """Stop flag that is also set when the time of a trial is over."""
-
-    def __init__(self, stop: StopFlag, is_over: Callable[[], bool]) -> None:
-        super().__init__()
-        self.stop, self.is_over = stop, is_over
-
-    @property
-    def requested(self) -> bool:
-        """Whether to stop, by request or because the time is over."""
-        return self.stop.requested or self.is_over()
-
-
-class StepTimer(Callback):
-    """Measures the seconds per step, and passes everything on to another callback."""
-
-    def __init__(self, callback: Callback, clock: Callable[[], float]) -> None:
-        self.clock, self.times = clock, list[float]()
-        for name in (name for name in vars(Callback) if name.startswith("on_") and name != "on_step"):
-            setattr(self, name, getattr(callback, name))
-        self.pass_on = callback.on_step
-
-    def on_step(self, metrics: StepMetrics) -> None:
-        """Note the time of a step."""
-        self.times.append(self.clock())
-        self.pass_on(metrics)
-
-    @property
-    def steps(self) -> int:
-        """Return the number of steps."""
-        return len(self.times)
-
-    @property
-    def seconds_per_step(self) -> float:
-        """Return the median time between two steps; 0 if there were not two."""
-        pauses = sorted(after - before for before, after in zip(self.times, self.times[1:], strict=False))
-        return pauses[len(pauses) // 2] if pauses else 0.0
-
-
 @dataclass
 class AutoRun:
     """The stages of a run within a time budget."""
@@ -264,10 +133,14 @@ class AutoRun:
                 scratch = scratch.override({"augment.flip": state.settings["augment.flip"]})
             readable = exclude_bad_files(dataset, self.run_dir)
             self.try_all(state, data, tuned=tuned, scratch=scratch, dataset=readable)
-        choice, config = self.choose(state, data, tuned=tuned, scratch=scratch)
+        choice, config, trial = self.choose(state, data, tuned=tuned, scratch=scratch)
         self.callback.on_message(choice)
+        decisions = (*decisions, choice)
+        if trial is not None:
+            run_on_main(self.ranks, lambda _: adopt_trial(self.run_dir, trial, config, decisions=decisions))
+            return self.train(self.run_dir.read_config(), state, dataset=self.dataset, decisions=(), seconds=None)
         seconds = max(self.budget.remaining() - self.reserve(state, data), 0.0)
-        return self.train(config, state, dataset=self.dataset, decisions=(*decisions, choice), seconds=seconds)
+        return self.train(config, state, dataset=self.dataset, decisions=decisions, seconds=seconds)
 
     def fix_data(self, dataset: Dataset) -> tuple[RunConfig, RunConfig | None]:
         """Return the configurations with the held-out fraction and the batch size for the number of photos."""
@@ -309,22 +182,21 @@ class AutoRun:
             started = self.budget.elapsed()
             prober.features(resize_bundle(bundle, sizes[0]), prober.held_out())
             per_image = (self.budget.elapsed() - started) / len(prober.held_out())
-            needed = per_image * min(len(data.train), 2 * len(data.classes))
-            if needed > self.budget.remaining() - REPORT_SECONDS and not fitted:
-                minutes = (self.budget.elapsed() + 4 * needed + REPORT_SECONDS) / 60 + 0.1
-                raise ConfigError(
-                    f"a time budget of {self.request.minutes:g} minutes is too short for these images",
-                    hint=f"--minutes {minutes:.1f} or more",
-                )
+            if not fitted:
+                self.check_time(per_image * min(len(data.train), 2 * len(data.classes)))
+            limit = min(seconds, 0.5 * self.budget.remaining())
             chosen, images = plan_probes(
                 sizes,
                 seconds_per_image=per_image,
                 images=len(data.train),
-                seconds=min(seconds, 0.5 * self.budget.remaining()),
+                seconds=limit,
                 num_classes=len(data.classes),
             )
-            for size in chosen:
+            limit += self.budget.elapsed()
+            for before, size in zip((None, *chosen), chosen, strict=False):
                 started = self.budget.elapsed()
+                if before and started + state.records[-1].seconds * (size / before) ** 2 > limit:
+                    break  # the machine has become slower since the first measurement
                 probe = prober.fit(resize_bundle(bundle, size), images=images)
                 record = TrialRecord(
                     name=f"{PROBE}-{Path(source).name}-{size}",
@@ -347,10 +219,21 @@ class AutoRun:
             state.settings["augment.flip"] = False
         self.save(state)
 
+    def check_time(self, seconds: float) -> None:
+        """Raise an error if less than some seconds are left before the report."""
+        if seconds > self.budget.remaining() - REPORT_SECONDS:
+            minutes = (self.budget.elapsed() + 4 * seconds + REPORT_SECONDS) / 60 + 0.1
+            raise ConfigError(
+                f"a time budget of {self.request.minutes:g} minutes is too short for these images",
+                hint=f"--minutes {minutes:.1f} or more",
+            )
+
     def try_all(
         self, state: AutoState, data: RunData, *, tuned: RunConfig, scratch: RunConfig | None, dataset: Dataset
     ) -> None:
         """Run the trials for which there is time."""
+        if not state.records:
+            self.check_time(0.0)
         plans = self.plan(tuned, scratch)
         count, seconds = count_trials(
             min(TRIALS_FRACTION * self.budget.seconds, 0.6 * (self.budget.remaining() - self.reserve(state, data)))
@@ -360,8 +243,9 @@ class AutoRun:
         for plan in plans[:count]:
             if state.find(plan.name) is not None:
                 continue
-            if self.budget.remaining() - self.reserve(state, data) < 0.5 * seconds:
-                break
+            similar = [each.seconds for each in state.similar_trials(plan)]
+            if self.budget.remaining() - self.reserve(state, data) < max((0.5 * seconds, *similar)):
+                continue
             base = (scratch or tuned) if plan.is_scratch else tuned
             self.try_one(state, plan, data, base, seconds=seconds, dataset=dataset)
 
@@ -374,48 +258,53 @@ class AutoRun:
     def try_one(
         self, state: AutoState, plan: TrialPlan, data: RunData, base: RunConfig, *, seconds: float, dataset: Dataset
     ) -> None:
-        """Train for some seconds and record the result; one that completes no step is not recorded."""
+        """Train for some seconds and record the result; a trial that diverges is not recorded."""
         steps = self.estimate_steps(state, plan, data, base, seconds=SAFETY * seconds)
         machine = {"data.verify": False, "checkpoint.best": False, "checkpoint.last": 1}
         config = base.override({**plan.settings, **schedule_settings(steps), "evaluation.every": steps, **machine})
         self.callback.on_message(f"trying {plan.name}")
-        started = self.budget.elapsed()
-        timer = StepTimer(self.callback, self.budget.elapsed)
-        path = self.run_dir.path / AUTO_DIR / plan.name
-        result = run_limited(
-            partial(run_training, out=path, dataset=dataset, callback=timer, is_trial=True),
-            config,
-            stop=self.stop,
-            is_over=lambda: self.budget.elapsed() > started + seconds,
-        )
-        if result.summary is None:
-            raise StopRequested
-        last = next((each for each in reversed(read_metrics(result.run_dir)) if "val_top1" in each), None)
-        if last is None:
+        try:
+            record = self.run_trial(plan.name, config, seconds=seconds, dataset=dataset)
+        except DivergedError as error:
+            self.callback.on_warning(f"{plan.name}: {error.message}")
             return
-        record = TrialRecord(
-            name=plan.name,
-            top1=float(str(last["val_top1"])),
-            loss=float(str(last["val_loss"])),
-            seconds=self.budget.elapsed() - started,
-            steps=int(str(last["step"])),
-            seconds_per_step=timer.seconds_per_step,
-        )
         self.report(record)
         state.records.append(record)
         candidates = state.candidates()
         if record in candidates and best_record(candidates, images=len(data.val or ())) is record:
             state.best = record.name
-            run_on_main(self.ranks, lambda _: copy_artifact(path, self.run_dir.path))
+            path = self.trial_path(plan.name)
+            run_on_main(self.ranks, lambda _: write_artifact(self.run_dir.path, read_artifact(path)))
         run_on_main(self.ranks, lambda _: self.save(state))
+
+    def run_trial(self, name: str, config: RunConfig, *, seconds: float, dataset: Dataset) -> TrialRecord:
+        """Start or resume a trial and return its result; an interrupted one keeps its steps."""
+        run_dir = RunDir(self.trial_path(name))
+        config = run_dir.read_config() if run_dir.config.exists() else config
+        started = self.budget.elapsed()
+        timer = StepTimer(self.callback, self.budget.elapsed)
+        start = partial(run_training, out=run_dir.path, dataset=dataset, callback=timer, is_trial=True)
+        limit = started + seconds
+        result = run_limited(start, config, stop=self.stop, is_over=lambda: self.budget.elapsed() > limit)
+        if result.summary is None:
+            raise StopRequested
+        last = next((each for each in reversed(read_metrics(run_dir)) if "val_top1" in each), None)
+        if last is None or not math.isfinite(loss := float(str(last["val_loss"]))):
+            raise DivergedError("the loss on held-out photos is not finite")
+        return TrialRecord(
+            name=name,
+            top1=float(str(last["val_top1"])),
+            loss=loss,
+            seconds=self.budget.elapsed() - started,
+            steps=int(str(last["step"])),
+            seconds_per_step=timer.seconds_per_step,
+        )
 
     def estimate_steps(
         self, state: AutoState, plan: TrialPlan, data: RunData, base: RunConfig, *, seconds: float
     ) -> int:
         """Return the steps of a trial: from the speed of an earlier one, or a number that the time limit ends."""
-        earlier = [
-            each for each in state.records if each.seconds_per_step and (each.name == "scratch") == plan.is_scratch
-        ]
+        earlier = [each for each in state.similar_trials(plan) if each.seconds_per_step]
         per_step = earlier[0].seconds_per_step if earlier else seconds / 60
         return plan_steps(
             seconds,
@@ -425,23 +314,13 @@ class AutoRun:
             max_epochs=MAX_EPOCHS,
         )
 
-    def measure_step(self, config: RunConfig, num_classes: int) -> float:
-        """Return the seconds of an update of all parameters, on random pixels."""
-        pretrained = load_pretrained(config, callback=Callback()) if config.model.init else None
-        model = create(resolve_model_config(config, num_classes=num_classes, pretrained=pretrained))
-        model.to(self.ranks.device).train()
-        batch = max(1, config.schedule.batch_size // self.ranks.world_size)
-        pixels = torch.rand(batch, config.data.channels, *pair(model.config.image_size), device=self.ranks.device)
-        started = 0.0
-        for _ in range(2):  # the first is slower
-            started = self.budget.elapsed()
-            model(pixels).sum().backward()
-        return max(self.budget.elapsed() - started, 1e-3)
-
     def choose(
         self, state: AutoState, data: RunData, *, tuned: RunConfig, scratch: RunConfig | None
-    ) -> tuple[str, RunConfig]:
-        """Return the explanation and the configuration of the final run: the best trial, with the time that is left."""
+    ) -> tuple[str, RunConfig, Path | None]:
+        """Return the explanation and the configuration of the final run: the best trial, with the time that is left.
+
+        If that is not enough for more steps than the trial had, the trial is the final run; its directory is returned.
+        """
         trials = [record for record in state.records if record.steps]
         plans = self.plan(tuned, scratch)
         best = best_record(trials, images=len(data.val or ())) if trials else None
@@ -456,15 +335,19 @@ class AutoRun:
             max_epochs=10 * MAX_EPOCHS if plan.is_scratch else MAX_EPOCHS,
         )
         reason = f"best of {len(trials)} trials on held-out photos" if trials else "there was no time for trials"
+        if best is not None and steps <= best.steps:
+            choice = f"final run: the trial {best.name}, {best.steps} steps ({reason}; more steps would not fit)"
+            return choice, base.override(plan.settings), self.trial_path(best.name)
         choice = f"final run: {plan.name}, {steps} steps ({reason})"
-        return choice, base.override({**plan.settings, **schedule_settings(steps)})
+        return choice, base.override({**plan.settings, **schedule_settings(steps)}), None
 
     def reserve(self, state: AutoState, data: RunData) -> float:
-        """Return the seconds for the evaluation and the report at the end, by the speed of the probes."""
+        """Return the seconds for the evaluation and the report at the end, by the speed of probes and trials."""
         split = data.evaluation_split
-        probes = [record for record in state.records if not record.steps]
-        per_image = probes[-1].seconds / max(len(data.train), 1) if probes else 0.0
-        return REPORT_SECONDS + 2 * per_image * (len(split[1]) if split else 0)
+        images = max(len(data.train), 1)
+        probes = [record.seconds / images for record in state.records if not record.steps]
+        trials = [record.seconds_per_step / self.request.tuned.schedule.batch_size for record in state.records]
+        return REPORT_SECONDS + 2 * max((*probes, *trials), default=0.0) * (len(split[1]) if split else 0)
 
     def train(
         self,
@@ -481,7 +364,8 @@ class AutoRun:
         if best is not None:
             advice = self.request.advice
             minutes = self.request.minutes
-            selection = Selection(records=tuple(state.records), best=best, minutes=minutes, advice=advice)
+            path = self.trial_path(best.name) if best.steps else self.run_dir.path / PROBE
+            selection = Selection(records=tuple(state.records), best=best, path=path, minutes=minutes, advice=advice)
         start = partial(
             run_training,
             out=self.run_dir.path,
@@ -491,10 +375,17 @@ class AutoRun:
             selection=selection,
         )
         if seconds is None:
-            return start(config, stop=self.stop)
-        started = self.budget.elapsed()
-        limit = started + seconds
-        return run_limited(start, config, stop=self.stop, is_over=lambda: self.budget.elapsed() > limit)
+            result = start(config, stop=self.stop)
+        else:
+            limit = self.budget.elapsed() + seconds
+            result = run_limited(start, config, stop=self.stop, is_over=lambda: self.budget.elapsed() > limit)
+        if result.summary is None and self.ranks.is_main:
+            keep_better_checkpoint(self.run_dir, best)
+        return result
+
+    def trial_path(self, name: str) -> Path:
+        """Return the directory of a trial."""
+        return self.run_dir.path / AUTO_DIR / name
 
     def report(self, record: TrialRecord) -> None:
         """Print the result of a probe or a trial."""
@@ -508,78 +399,7 @@ class AutoRun:
         write_state(self.run_dir, state)
 
 
-def run_limited(
-    start: Callable[..., RunResult], config: RunConfig, *, stop: StopFlag, is_over: Callable[[], bool]
-) -> RunResult:
-    """Train until the last step or until the time is over; in that case the steps so far are all steps.
-
-    The shorter length is written to config.toml, so that the files of the run agree.
-    """
-    result = start(config, stop=TimeLimit(stop, is_over))
-    if result.summary is not None or stop.requested:
-        return result
-    steps = sorted((result.run_dir.checkpoints).glob("step-*"))
-    done = max(1, int(steps[-1].name.removeprefix("step-"))) if steps else 1
-    stored = result.run_dir.read_config()  # with the precision that was chosen
-    shorter = replace(stored, schedule=replace(stored.schedule, steps=done, epochs=None))
-    result.run_dir.write_config(shorter)
-    return start(shorter, stop=stop)
-
-
-def choose_probe(fitted: Sequence[tuple[str, Probe]]) -> tuple[str, Probe]:
-    """Return the first probe within a standard error of the best: the first is the fastest to train."""
-    best = max((probe for _, probe in fitted), key=lambda probe: probe.loo_top1)
-    return next(each for each in fitted if each[1].loo_top1 >= best.loo_top1 - best.loo_error)
-
-
-def probe_sizes(source: str, model: object, image_size: object) -> tuple[int, ...]:
-    """Return the image sizes to try: those of the settings, of the embedded weights, or two of other weights."""
-    if image_size is not None:
-        return (max(pair(image_size)),)  # type: ignore[arg-type]
-    if source == EMBEDDED:
-        return EMBEDDED_SIZES
-    native = max(pair(model.image_size))  # type: ignore[attr-defined]
-    if not isinstance(model, ViTConfig) or model.backbone is not None:
-        return (native,)
-    patch = max(pair(model.patch_size))
-    small = max(patch, round(SMALL_SIZE * native / patch) * patch)
-    return (native,) if small == native else (small, native)
-
-
 def exclude_bad_files(dataset: Dataset, run_dir: RunDir) -> Dataset:
     """Return the dataset without the unreadable images that were found before."""
     bad = read_bad_files(run_dir.bad_files) if run_dir.bad_files.exists() else []
     return Dataset(dataset.path, {name: exclude_files(source, bad) for name, source in dataset.splits.items()})
-
-
-def copy_artifact(source: Path, out: Path) -> None:
-    """Put the model of a trial into the run directory; its checksums last, as they mark a whole model."""
-    write_artifact(out, read_artifact(source))
-
-
-def check_photos(data: RunData, callback: Callback) -> None:
-    """Raise an error for images from which nothing can be learned or judged; warn of classes that cannot be judged."""
-    if data.val is None or len(data.val) == 0:
-        raise DataError(
-            "no class has two images, so none can be held out to judge by",
-            hint="add images, at least ten of each class",
-        )
-    if are_identical(data.train):
-        raise DataError(f"all {len(data.train)} training images are identical", hint="check how they were copied")
-    counts = count_labels(data.val)
-    if missing := [name for name, count in zip(data.classes, counts, strict=True) if count == 0]:
-        callback.on_warning(
-            f"{list_names(missing)}: too few images to hold any out; the accuracy is that of the others"
-        )
-
-
-def list_names(names: Collection[str]) -> str:
-    """Return some names, and how many more there are."""
-    first = list(names)[:3]
-    return ", ".join(first) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
-
-
-def are_identical(source: ImageSource) -> bool:
-    """Return whether all of several images have the same content."""
-    first = source.checksum(0)
-    return len(source) > 1 and all(source.checksum(index) == first for index in range(1, len(source)))

@@ -6,6 +6,7 @@ Pure functions of measured seconds and scores. `training/auto.py` carries the pl
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from vitkit.core.formatting import format_plural
 from vitkit.training.config import RunConfig
@@ -13,6 +14,8 @@ from vitkit.training.config import RunConfig
 DEFAULT_MINUTES = 10.0
 PROBE_FRACTION, TRIALS_FRACTION = 0.25, 0.35
 """Parts of the time for closed-form probes and for trials; the final run gets the rest."""
+SCRATCH = "scratch"
+"""Name of the trial from random weights."""
 MIN_TRIAL_SECONDS, MAX_TRIAL_SECONDS = 20.0, 120.0
 SAFETY = 0.8
 """Part of the remaining time that is planned: machines are not equally fast all the time."""
@@ -82,6 +85,8 @@ class Selection:
 
     records: tuple[TrialRecord, ...]
     best: TrialRecord
+    path: Path
+    """Directory of the best model."""
     minutes: float
     advice: str | None = None
     """Where to get better initial weights."""
@@ -140,7 +145,7 @@ def plan_trials(
                 rate = config.schedule.lr if "schedule.lr" in fixed else lr
                 trials.append(TrialPlan(name=f"{trainable}-lr-{rate:g}", settings=settings, cost=cost))
     if with_scratch:
-        trials.insert(1, TrialPlan(name="scratch", settings={}, cost=FULL_COST, is_scratch=True))
+        trials.insert(1, TrialPlan(name=SCRATCH, settings={}, cost=FULL_COST, is_scratch=True))
     return trials
 
 

@@ -1,13 +1,21 @@
 """Datasets of a run: readable images, divided into training, validation and test splits."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from vitkit.core.errors import DataError
 from vitkit.core.files import write_text
-from vitkit.data.dataset import ConcatSource, Dataset, ImageSource, fingerprint_source, hold_out, subsample
+from vitkit.data.dataset import (
+    ConcatSource,
+    Dataset,
+    ImageSource,
+    count_labels,
+    fingerprint_source,
+    hold_out,
+    subsample,
+)
 from vitkit.data.fingerprint import Fingerprint, describe_changes, fingerprint_contents
 from vitkit.data.layouts.base import check_several_classes
 from vitkit.data.layouts.files import list_left_out
@@ -21,6 +29,7 @@ from vitkit.data.verify import (
     write_bad_files,
 )
 from vitkit.training.build import resolve_workers
+from vitkit.training.callbacks import Callback
 from vitkit.training.config import DataConfig
 from vitkit.training.distributed import Ranks, run_on_main
 from vitkit.training.run_dir import FINGERPRINT_PREFIX, RunContext, RunDir
@@ -189,7 +198,10 @@ def check_contents(data: RunData, context: RunContext, *, heartbeat: Callable[[]
     for name, source in data.splits.items():
         path = context.run_dir.path / f"{FINGERPRINT_PREFIX}{name}.npz"
         previous = Fingerprint.load(path) if path.exists() else None
-        progress = ignore_images if len(source) and source.locate(0) is None else make_progress(context, heartbeat)
+        progress: Callable[[int], None] = ignore_images
+        if len(source) and source.locate(0) is not None:
+            context.callback.on_task(f"comparing {name} images", len(source))
+            progress = make_progress(context, heartbeat)
         current = fingerprint_contents(source, previous=previous, workers=context.workers, progress=progress)
         if previous is None:
             current.save(path)
@@ -225,3 +237,31 @@ def check_unchanged(path: Path, data: RunData) -> None:
             got=f"{now[changed]}" if changed else "the same number, but others",
             hint="restore them, or start a new run with another out",
         )
+
+
+def check_photos(data: RunData, callback: Callback) -> None:
+    """Raise an error for images from which nothing can be learned or judged; warn of classes that cannot be judged."""
+    if data.val is None or len(data.val) == 0:
+        raise DataError(
+            "no class has two images, so none can be held out to judge by",
+            hint="add images, at least ten of each class",
+        )
+    if are_identical(data.train):
+        raise DataError(f"all {len(data.train)} training images are identical", hint="check how they were copied")
+    counts = count_labels(data.val)
+    if missing := [name for name, count in zip(data.classes, counts, strict=True) if count == 0]:
+        callback.on_warning(
+            f"{list_names(missing)}: too few images to hold any out; the accuracy is that of the others"
+        )
+
+
+def list_names(names: Collection[str]) -> str:
+    """Return some names, and how many more there are."""
+    first = list(names)[:3]
+    return ", ".join(first) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+
+
+def are_identical(source: ImageSource) -> bool:
+    """Return whether all of several images have the same content."""
+    first = source.checksum(0)
+    return len(source) > 1 and all(source.checksum(index) == first for index in range(1, len(source)))

@@ -1,6 +1,7 @@
 """End of a run: save and evaluate the model, measure the compute, and write the report and the summary."""
 
 import io
+import math
 import platform
 import shlex
 import time
@@ -96,7 +97,8 @@ def finalize_run(
     builder = get_builder(config.objective)
     if context.is_trial:
         artifact_io.write_artifact(run_dir.path, bundle)
-        trial: dict[str, object] = {"validation": last_evaluation(metrics_log.read_metrics(run_dir.metrics))}
+        last = last_evaluation(metrics_log.read_metrics(run_dir.metrics))
+        trial: dict[str, object] = {"validation": finite_values(last)}
         write_json(run_dir.summary, trial)
         return trial
     bundle, winner = keep_best(context, bundle)
@@ -138,7 +140,7 @@ def finalize_run(
         "bad_files": data.bad,
         "evaluated_on": evaluation.split if evaluation else None,
         "result": summarize_result(evaluation.result) if evaluation else None,
-        "validation": last_evaluation(metrics),
+        "validation": finite_values(last_evaluation(metrics)),
         "compute": asdict(compute),
     } | ({"selection": tried} if tried else {})
     if evaluation:
@@ -159,7 +161,7 @@ def keep_best(context: RunContext, bundle: ModelBundle) -> tuple[ModelBundle, st
         return bundle, "final run"
     message = f"kept {best.name}: {best.top1:.1%} of held-out photos, the final run {score[0]:.1%}"
     context.callback.on_message(message)
-    return artifact_io.read_artifact(context.run_dir.path), best.name
+    return artifact_io.read_artifact(context.selection.path), best.name
 
 
 def describe_selection(
@@ -269,6 +271,17 @@ def last_evaluation(metrics: list[MetricsRecord]) -> dict[str, object] | None:
     """Return the metrics of the last evaluation in the log."""
     last = next((record for record in reversed(metrics) if "val_loss" in record), None)
     return None if last is None else {key: value for key, value in last.items() if key.startswith("val_")}
+
+
+def finite_values(metrics: Mapping[str, object] | None) -> dict[str, object] | None:
+    """Return metrics as JSON values: a number that is not finite is None.
+
+    >>> finite_values({"val_loss": math.nan, "val_top1": 0.5})
+    {'val_loss': None, 'val_top1': 0.5}
+    """
+    if metrics is None:
+        return None
+    return {key: value if math.isfinite(float(str(value))) else None for key, value in metrics.items()}
 
 
 def explain_missing_result(config: RunConfig, data: RunData, validation: Mapping[str, object] | None) -> str:

@@ -22,6 +22,10 @@ Evaluator = Callable[[Callable[[], bool]], dict[str, float]]
 """Evaluates the model. Calls its argument between batches and raises StopRequested if that returns True."""
 
 
+class DivergedError(TrainingError):
+    """Run whose updates are no longer finite."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Intervals:
     """Length of a run and the intervals of its events, in steps; `save_seconds` is by the clock."""
@@ -104,7 +108,7 @@ class TrainingLoop:
         self.callback.on_warning(f"step {progress.step}: the loss or its gradient is not finite; update skipped")
         if progress.skipped_in_a_row >= limit:
             self.save(required=True)
-            raise TrainingError(
+            raise DivergedError(
                 f"{limit} updates in a row were not finite; the weights from before them are saved",
                 hint="lower schedule.lr, or use parallel.precision=fp32",
             )

@@ -1,6 +1,6 @@
 """Closed-form probe: a ridge classifier on the features of pretrained weights, ready within seconds."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -8,14 +8,21 @@ import torch
 from torch.nn import functional
 
 from vitkit.core.shapes import Float, Tensor
+from vitkit.core.sizes import pair
 from vitkit.data.dataset import ImageSource, subsample
 from vitkit.data.loader import make_evaluation_loader
 from vitkit.evaluation.features import LabeledFeatures, compute_features
 from vitkit.evaluation.fewshot import L2_GRID, replace_head, solve_ridge, temperature_scaled
+from vitkit.model.config import ViTConfig
 from vitkit.training.data import RunData
 from vitkit.weights.adapt_bundle import AdaptRequest, adapt_bundle
 from vitkit.weights.bundle import ModelBundle
+from vitkit.weights.load import EMBEDDED
 
+EMBEDDED_SIZES = (64, 96, 128)
+"""Image sizes to try with the embedded weights."""
+SMALL_SIZE = 4 / 7
+"""Part of the image size of other weights to try as well: three times as fast."""
 MAX_MIRRORED = 300
 """Photos that tell whether left and right matter."""
 
@@ -108,3 +115,23 @@ def resize_bundle(bundle: ModelBundle, size: int) -> ModelBundle:
         return bundle
     resized = adapt_bundle(bundle, AdaptRequest(image_size=size))[0]
     return replace(resized, preprocessing=replace(bundle.preprocessing, image_size=size))
+
+
+def choose_probe(fitted: Sequence[tuple[str, Probe]]) -> tuple[str, Probe]:
+    """Return the first probe within a standard error of the best: the first is the fastest to train."""
+    best = max((probe for _, probe in fitted), key=lambda probe: probe.loo_top1)
+    return next(each for each in fitted if each[1].loo_top1 >= best.loo_top1 - best.loo_error)
+
+
+def probe_sizes(source: str, model: object, image_size: object) -> tuple[int, ...]:
+    """Return the image sizes to try: those of the settings, of the embedded weights, or two of other weights."""
+    if image_size is not None:
+        return (max(pair(image_size)),)  # type: ignore[arg-type]
+    if source == EMBEDDED:
+        return EMBEDDED_SIZES
+    native = max(pair(model.image_size))  # type: ignore[attr-defined]
+    if not isinstance(model, ViTConfig) or model.backbone is not None:
+        return (native,)
+    patch = max(pair(model.patch_size))
+    small = max(patch, round(SMALL_SIZE * native / patch) * patch)
+    return (native,) if small == native else (small, native)

@@ -194,8 +194,11 @@ def _not_cached(name: HubName, cache: Path) -> NotCachedError:
 
 
 def _download(fetch: Callable[..., str], name: HubName, cache: Path, *, local: bool) -> Path:
-    """Call huggingface_hub and translate its exceptions."""
+    """Call huggingface_hub and translate its exceptions, which replace its own messages."""
     errors = import_hub_library("huggingface_hub.errors")
+    library = logging.getLogger("huggingface_hub")
+    level = library.level
+    library.setLevel(logging.CRITICAL)
     try:
         return Path(fetch(cache_dir=cache, local_files_only=local))
     except errors.LocalEntryNotFoundError as error:
@@ -213,6 +216,8 @@ def _download(fetch: Callable[..., str], name: HubName, cache: Path, *, local: b
     except Exception as error:  # of its HTTP library, which differs between versions
         reason = next(iter(str(error).splitlines()), type(error).__name__)
         raise WeightsError(f"{name}: download failed: {reason[:200]}", hint=_download_hint(name)) from error
+    finally:
+        library.setLevel(level)
 
 
 def _download_hint(name: HubName) -> str:

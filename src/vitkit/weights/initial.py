@@ -20,8 +20,8 @@ DEFAULT_WEIGHTS = {
     "gpu": "timm/vit_small_patch16_224.augreg_in21k_ft_in1k",
 }
 """Names on the hub, by kind of device; 23 and 88 MB, Apache-2.0."""
-DOWNLOAD_SECONDS = 120.0
-"""Longest wait for a download; a time budget may shorten it."""
+DOWNLOAD_SECONDS, DOWNLOAD_FRACTION = 120.0, 0.25
+"""Longest wait for a download, and the part of a time budget for it."""
 EMBEDDED_TERMS = (
     "terms of the embedded weights: Apache-2.0, trained on Tiny-ImageNet, whose images are for non-commercial "
     "research; if that matters, use --from scratch or other weights"
@@ -57,13 +57,16 @@ def choose_initial_weights(
     *,
     device: Literal["cpu", "gpu"],
     model: str | None = None,
+    minutes: float | None = None,
     seconds: float = DOWNLOAD_SECONDS,
     fetch: Fetch = resolve_hub_name,
 ) -> InitialWeights:
     """Return the default weights of the hub if they are cached or can be downloaded in time, else the embedded ones.
 
     A model name narrows the choice to weights of that architecture, without which the model is trained from scratch.
+    `minutes` is the time budget of the run, of which a download takes a part at most.
     """
+    seconds = seconds if minutes is None else min(seconds, 60 * DOWNLOAD_FRACTION * minutes)
     weights = find_pretrained_name(model or DEFAULT_WEIGHTS[device])
     if weights is None:
         return InitialWeights(source=None, reason=f"no weights of {model} are published")

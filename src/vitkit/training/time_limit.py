@@ -1,0 +1,67 @@
+"""Training that ends when its time is over, and the time of its steps."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from vitkit.core.signals import StopFlag
+from vitkit.training.callbacks import Callback, StepMetrics
+from vitkit.training.config import RunConfig
+from vitkit.training.run import RunResult
+
+
+class TimeLimit(StopFlag):
+    """Stop flag that is also set when the time of a trial is over."""
+
+    def __init__(self, stop: StopFlag, is_over: Callable[[], bool]) -> None:
+        super().__init__()
+        self.stop, self.is_over = stop, is_over
+
+    @property
+    def requested(self) -> bool:
+        """Whether to stop, by request or because the time is over."""
+        return self.stop.requested or self.is_over()
+
+
+class StepTimer(Callback):
+    """Measures the seconds per step, and passes everything on to another callback."""
+
+    def __init__(self, callback: Callback, clock: Callable[[], float]) -> None:
+        self.clock, self.times = clock, list[float]()
+        for name in (name for name in vars(Callback) if name.startswith("on_") and name != "on_step"):
+            setattr(self, name, getattr(callback, name))
+        self.pass_on = callback.on_step
+
+    def on_step(self, metrics: StepMetrics) -> None:
+        """Note the time of a step."""
+        self.times.append(self.clock())
+        self.pass_on(metrics)
+
+    @property
+    def steps(self) -> int:
+        """Return the number of steps."""
+        return len(self.times)
+
+    @property
+    def seconds_per_step(self) -> float:
+        """Return the median time between two steps; 0 if there were not two."""
+        pauses = sorted(after - before for before, after in zip(self.times, self.times[1:], strict=False))
+        return pauses[len(pauses) // 2] if pauses else 0.0
+
+
+def run_limited(
+    start: Callable[..., RunResult], config: RunConfig, *, stop: StopFlag, is_over: Callable[[], bool]
+) -> RunResult:
+    """Train until the last step or until the time is over; in that case the steps so far are all steps.
+
+    The shorter length is written to config.toml, so that the files of the run agree.
+    """
+    result = start(config, stop=TimeLimit(stop, is_over))
+    is_time_over = is_over()
+    if result.summary is not None or stop.requested or not is_time_over:  # another rank may have been stopped
+        return result
+    steps = sorted((result.run_dir.checkpoints).glob("step-*"))
+    done = max(1, int(steps[-1].name.removeprefix("step-"))) if steps else 1
+    stored = result.run_dir.read_config()  # with the precision that was chosen
+    shorter = replace(stored, schedule=replace(stored.schedule, steps=done, epochs=None))
+    result.run_dir.write_config(shorter)
+    return start(shorter, stop=stop)

@@ -134,6 +134,26 @@ def test_images_are_verified_once_per_run(tmp_path, run_dir) -> None:
     assert names(again.train) == names(first.train), "a file that was repaired meanwhile would change the order"
 
 
+def test_progress_of_each_task_adds_up(tmp_path, run_dir) -> None:
+    for label in "ab":
+        write_images(tmp_path / "set" / label)
+    tasks: list[list[object]] = []
+
+    class Tasks(Callback):
+        def on_task(self, description: str, total: int) -> None:
+            tasks.append([description, total, 0])
+
+        def on_progress(self, count: int) -> None:
+            tasks[-1][2] += count
+
+    open_data(tmp_path / "set", run_dir, callback=Tasks())
+    assert tasks == [["checking images", 20, 20]]
+    touched = tmp_path / "set" / "a" / "3.png"
+    touched.write_bytes(touched.read_bytes())
+    open_data(tmp_path / "set", run_dir, callback=Tasks())
+    assert tasks[1:] == [["reading images", 1, 1]]
+
+
 def test_verification_can_be_stopped(tmp_path, run_dir) -> None:
     write_images(tmp_path / "set" / "a")
     write_images(tmp_path / "set" / "b")

@@ -150,6 +150,24 @@ def make_progress(context: RunContext, heartbeat: Callable[[], None]) -> Callabl
     return on_progress
 
 
+def make_reading_progress(
+    source: ImageSource, context: RunContext, heartbeat: Callable[[], None]
+) -> Callable[[int], None]:
+    """Return a function whose first call gets the number of known images; only if others are read, it reports them."""
+    report, first = make_progress(context, heartbeat), True
+
+    def on_progress(images: int) -> None:
+        nonlocal first
+        if not first:
+            report(images)
+        elif images < len(source):
+            context.callback.on_task("reading images", len(source) - images)
+        first = False
+
+    in_memory = len(source) == 0 or source.locate(0) is None  # read at once
+    return (lambda images: None) if in_memory else on_progress
+
+
 def split_dataset(config: DataConfig, dataset: Dataset, bad: list[BadFile]) -> RunData:
     """Exclude bad files and return the splits of a run, holding out validation images if the dataset has none."""
     splits = {name: exclude_files(source, bad) for name, source in dataset.splits.items()}
@@ -185,10 +203,6 @@ def apply_run_splits(run_dir: RunDir, dataset: Dataset) -> Dataset:
     return replace(dataset, splits=split_dataset(config, dataset, bad).splits)
 
 
-def ignore_images(images: int) -> None:
-    """Report nothing: images in memory are hashed at once."""
-
-
 def check_contents(data: RunData, context: RunContext, *, heartbeat: Callable[[], None]) -> None:
     """Record the contents of the images; if they are recorded already, raise DataError with what has changed.
 
@@ -198,10 +212,7 @@ def check_contents(data: RunData, context: RunContext, *, heartbeat: Callable[[]
     for name, source in data.splits.items():
         path = context.run_dir.path / f"{FINGERPRINT_PREFIX}{name}.npz"
         previous = Fingerprint.load(path) if path.exists() else None
-        progress: Callable[[int], None] = ignore_images
-        if len(source) and source.locate(0) is not None:
-            context.callback.on_task(f"comparing {name} images", len(source))
-            progress = make_progress(context, heartbeat)
+        progress = make_reading_progress(source, context, heartbeat)
         current = fingerprint_contents(source, previous=previous, workers=context.workers, progress=progress)
         if previous is None:
             current.save(path)

@@ -7,8 +7,9 @@ import pytest
 from PIL import Image
 
 from vitkit.core.errors import DataError
+from vitkit.data.contact_sheet import write_contact_sheet
 from vitkit.data.dataset import Dataset, ImageSource, StoredImage
-from vitkit.data.summary import SizeRange, summarize_dataset, write_contact_sheet
+from vitkit.data.summary import SizeRange, summarize_dataset
 from vitkit.data.verify import BadFile
 
 

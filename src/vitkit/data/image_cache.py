@@ -9,7 +9,7 @@ import logging
 import os
 import sqlite3
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -111,7 +111,7 @@ class ImageCache:
 
     def store(
         self, stamps: FileStamps, results: Iterable[tuple[int, ImageRecord]]
-    ) -> Iterator[tuple[int, ImageRecord]]:
+    ) -> Generator[tuple[int, ImageRecord], None, None]:
         """Yield the records of images as they are computed; store those of files every `SAVE_EVERY` and at the end."""
         statuses = _pack_statuses(stamps)
         rows: list[tuple[bytes | str, ...]] = []

@@ -28,8 +28,8 @@ from vitkit.data.image_cache import DIGEST_BYTES, ImageCache, ImageRecord, open_
 
 logger = logging.getLogger(__name__)
 
-Result = TypeVar("Result")
-ImageFunction = Callable[[ImageSource, int], Result]
+Value = TypeVar("Value")
+ImageFunction = Callable[[ImageSource, int], Value]
 """Function of a source and an index. It must be picklable."""
 
 MAX_WARNINGS = 20
@@ -149,7 +149,7 @@ def find_reason(source: ImageSource, index: int, *, channels: int) -> str:
 # Worker processes
 
 
-def map_images(source: ImageSource, function: ImageFunction[Result], *, workers: int = 0) -> Iterator[Result]:
+def map_images(source: ImageSource, function: ImageFunction[Value], *, workers: int = 0) -> Iterator[Value]:
     """Yield `function(source, index)` for every image in order, computed here or by worker processes.
 
     The worker processes end with this process, even if it is killed.

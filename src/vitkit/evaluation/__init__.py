@@ -1,1 +1,1 @@
-"""A trained model and images go in; how good it is comes out, as numbers and as a page to show."""
+"""Evaluation of models: metrics, protocols, few-shot, features, comparison and leaderboard."""

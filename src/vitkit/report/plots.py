@@ -13,9 +13,10 @@ from PIL import Image
 
 from vitkit.core.errors import DataError
 from vitkit.core.formatting import format_number, format_plural
+from vitkit.data.contact_sheet import draw_contact_sheet
 from vitkit.data.dataset import Dataset
 from vitkit.data.decode import decode
-from vitkit.data.summary import DataSummary, draw_contact_sheet
+from vitkit.data.summary import DataSummary
 from vitkit.data.verify import read_image
 from vitkit.data_quality.check import DataQualityReport
 from vitkit.data_quality.near_duplicates import ImageRef

@@ -93,9 +93,9 @@ def open_manifest(path: Path) -> Dataset:
     dataset = make_listed_dataset(path, by_split, layout=layout, root=root, classes=classes)
     if path.is_file():  # other lists may be next to it
         return dataset
-    listed = {row.file_name for row in rows}
+    file_names = {row.file_name for row in rows}
     names = sorted(text_of_name(name) for name in walk_files(root) if is_image(name))
-    return replace(dataset, left_out=tuple(name for name in names if name not in listed))
+    return replace(dataset, left_out=tuple(name for name in names if name not in file_names))
 
 
 def make_listed_dataset(

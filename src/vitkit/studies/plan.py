@@ -17,7 +17,7 @@ from vitkit.zoo.registry import configure
 
 QUICK_FACTOR = 10
 """A quick study has this many times fewer steps."""
-SHARED_SECTIONS = ("model.", "parallel.", "data.")
+SHARED_KEYS = ("model.", "parallel.", "data.channels")
 """Settings of a study that hold for fine-tuning, too."""
 
 
@@ -159,7 +159,7 @@ class Planner:
         """Return the fine-tuning of a first-stage run, or the run from scratch if there is none."""
         study, transfer = self.study, self.study.transfer
         assert transfer is not None
-        base = {key: value for key, value in study.settings.items() if key.startswith(SHARED_SECTIONS)}
+        base = {key: value for key, value in study.settings.items() if key.startswith(SHARED_KEYS)}
         chosen: dict[str, object] = {}
         for axis, values in study.axes.items():
             model = {key: value for key, value in values[labels[axis]].items() if key.startswith("model.")}

@@ -47,12 +47,12 @@ class StudyResult(Result):
     @property
     def pflops(self) -> float:
         """PFLOPs of all runs, without early stopping."""
-        return sum(run.pflops for run in self.runs)
+        return sum((run.pflops for run in self.runs), 0.0)
 
     @property
     def hours(self) -> float:
         """Estimated hours of the runs that are not finished, on this machine."""
-        return sum(run.pflops for run in self.runs if run.status != "finished") / self.rate
+        return sum((run.pflops for run in self.runs if run.status != "finished"), 0.0) / self.rate
 
     @property
     def finished(self) -> int:
@@ -118,11 +118,13 @@ def run_study(
     isolate: bool = True,
 ) -> StudyResult:
     """Run everything that is not finished, and write the report. Raise `StopRequested` after a stop."""
+    from vitkit.studies.duplicates import exclude_duplicates  # noqa: PLC0415  plans need no torch
     from vitkit.studies.worker import check_data  # noqa: PLC0415  plans need no torch
 
     callback, stop = callback or Callback(), stop or StopFlag()
     study.check()
-    check_data(data, study)
+    needed = (study.make_quick() if quick else study).data
+    check_data(data, study, needed=needed)
     if study.inspects:
         from vitkit.studies.inspected import inspect_checkpoints  # noqa: PLC0415  plans need no torch
 
@@ -131,6 +133,7 @@ def run_study(
     out.mkdir(parents=True, exist_ok=True)
     with lock_directory(out):
         check_same_study(out, study, runs, data=data)
+        exclude_duplicates(out, data, needed, callback=callback, stop=stop)
         rate = probe_rate()
 
         def summarize() -> StudyResult:

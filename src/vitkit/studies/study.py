@@ -253,6 +253,10 @@ class Study:
 
         transfer = self.transfer and replace(self.transfer, axes=keep(self.transfer.axes))
         quick = replace(self, axes=keep(self.axes), transfer=transfer, seeds=1)
+        left_out = {label for labels in self.all_axes.values() for label in labels} - {
+            label for labels in quick.all_axes.values() for label in labels
+        }
+        quick = replace(quick, data=tuple(name for name in self.data if name not in left_out))
         return replace(quick, claims=tuple(map(quick._reduce_claim, self.claims)))
 
     def _reduce_claim(self, claim: Claim) -> Claim:

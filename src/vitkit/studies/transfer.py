@@ -9,5 +9,5 @@ DATASETS = ("cifar10", "cifar100", "pets")
 TRANSFER = Transfer(
     axes={"dataset": {name: {} for name in DATASETS}},
     rates=(0.003, 0.01, 0.03),
-    settings=dict(FINETUNE_SETTINGS) | {"data.val_fraction": 0.1, "data.layout": None},
+    settings=FINETUNE_SETTINGS,
 )

@@ -4,13 +4,14 @@ The process reads the name of a file from its arguments, and ends when its stand
 a study that was killed.
 """
 
+import functools
 import json
 import math
 import os
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -23,14 +24,17 @@ from vitkit.core.files import write_text
 from vitkit.core.signals import EXIT_INTERRUPTED, StopFlag, catch_stop_signals
 from vitkit.data.dataset import ImageSource, subsample
 from vitkit.data.layouts.registry import open_dataset
+from vitkit.data.verify import read_bad_files
 from vitkit.evaluation.features import LabeledFeatures, compute_features
 from vitkit.evaluation.fewshot import fewshot_splits, score_shots
+from vitkit.studies.duplicates import FILE as DUPLICATES_FILE
 from vitkit.studies.plan import StudyRun
 from vitkit.studies.records import read_record, result_file, run_path
-from vitkit.studies.study import RUNS, FewShot, Study
+from vitkit.studies.study import RUNS, UPSTREAM, FewShot, Study
 from vitkit.training.callbacks import Callback
 from vitkit.training.config import RunConfig
 from vitkit.training.run import run_training
+from vitkit.training.suite import VAL_AS_TEST
 from vitkit.weights.load import load_bundle
 
 POOL, TEST_IMAGES = 50, 2000
@@ -80,7 +84,7 @@ def read_job(text: str) -> Job:
 
 def make_job(run: StudyRun, out: Path, *, data: Mapping[str, str]) -> Job:
     """Return the job of a run whose needs are finished: its learning rate and initial weights are known now."""
-    config, directory = run.config, run.name
+    config, directory = adapt_data(run.config, out, data=data), run.name
     if run.rates:
         results = {name: (read_record(out, name) or {})["result"] for _, name in run.rates}
         lr, best = max(run.rates, key=lambda pair: rank(results[pair[1]]))
@@ -99,6 +103,24 @@ def make_job(run: StudyRun, out: Path, *, data: Mapping[str, str]) -> Job:
         measures=run.measures,
         data=data,
     )
+
+
+def adapt_data(config: RunConfig, out: Path, *, data: Mapping[str, str]) -> RunConfig:
+    """Return a configuration that fits its data: without copies of test images, and val as test where there is none."""
+    settings: dict[str, object] = {}
+    if config.data.layout == VAL_AS_TEST and not has_only_val(config.data.path):
+        settings["data.layout"] = None
+    duplicates = out / DUPLICATES_FILE
+    if config.data.path == data.get(UPSTREAM) and duplicates.exists() and read_bad_files(duplicates):
+        settings["data.exclude"] = str(duplicates)
+    return config.override(settings) if settings else config
+
+
+@functools.cache
+def has_only_val(path: str) -> bool:
+    """Return whether a dataset has a validation split and no test split."""
+    splits = open_dataset(path).splits
+    return "val" in splits and "test" not in splits
 
 
 def rank(result: Mapping[str, Any]) -> tuple[float, float]:
@@ -164,20 +186,20 @@ def limit_images(source: ImageSource, count: int) -> ImageSource:
     return source if len(source) <= count else subsample(source, fraction=count / len(source), salt="few-shot ")
 
 
-def check_data(data: Mapping[str, str], study: Study) -> None:
+def check_data(data: Mapping[str, str], study: Study, *, needed: Sequence[str]) -> None:
     """Raise an error that names the data a study needs, before anything starts."""
-    for name in study.data:
+    for name in needed:
         if name not in data:
             raise DataError(
                 f"{study.name} needs the data {name!r}, which is not given",
                 expected=f"data.{name}=PATH, a labeled dataset in any layout",
-                hint=f"vitkit study {study.name} --out DIR {' '.join(f'data.{each}=PATH' for each in study.data)}",
+                hint=f"vitkit study {study.name} --out DIR {' '.join(f'data.{each}=PATH' for each in needed)}",
             )
     if unknown := [name for name in data if name not in study.data]:
         hint = did_you_mean(unknown[0], study.data) or f"its data are {', '.join(study.data)}"
         raise DataError(f"{study.name} has no data called {unknown[0]!r}", hint=hint)
     shots = {measure.data: max(measure.shots) for measure in study.measures}
-    for name in study.data:
+    for name in needed:
         if name != RUNS:
             check_images(data[name], shots=shots.get(name, 0))
 

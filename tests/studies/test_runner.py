@@ -11,7 +11,8 @@ from vitkit.core.errors import ConfigError, DataError
 from vitkit.core.signals import StopFlag, StopRequested
 from vitkit.studies import dispatch, worker
 from vitkit.studies.plan import plan_runs
-from vitkit.studies.runner import StudyResult, run_study
+from vitkit.studies.registry import find_study
+from vitkit.studies.runner import StudyResult, plan_study, run_study
 from vitkit.studies.study import Claim, FewShot, Figure, Study
 from vitkit.training.callbacks import Callback
 
@@ -84,63 +85,73 @@ def test_finished_study_repeats_nothing(finished, monkeypatch) -> None:
     assert stable(run(out)) == stable(result)
 
 
-def test_stopped_study_resumes_to_the_same_table(tmp_path, finished, monkeypatch) -> None:
+SMALL = replace(STUDY, rates=(), tune_by=None, seeds=1)
+
+
+@pytest.fixture(scope="module")
+def small_table(tmp_path_factory) -> list[dict[str, object]]:
+    return stable(run(tmp_path_factory.mktemp("study") / "out", SMALL))
+
+
+def test_stopped_study_resumes_to_the_same_table(tmp_path, small_table, monkeypatch) -> None:
     real, calls, stop = worker.execute, [], StopFlag()
 
-    def stop_in_third(job, *, callback, stop):
+    def stop_in_second(job, *, callback, stop):
         calls.append(job.name)
-        if len(calls) == 3:
+        if len(calls) == 2:
             stop.signal = "test"
         return real(job, callback=callback, stop=stop)
 
-    monkeypatch.setattr(worker, "execute", stop_in_third)
+    monkeypatch.setattr(worker, "execute", stop_in_second)
     with pytest.raises(StopRequested):
-        run(tmp_path / "out", stop=stop)
-    assert len(calls) == 3
+        run(tmp_path / "out", SMALL, stop=stop)
+    assert calls == ["class_seed0", "mean_seed0"]
     monkeypatch.undo()
-    assert stable(run(tmp_path / "out")) == stable(finished[1])
+    assert stable(run(tmp_path / "out", SMALL)) == small_table
 
 
-def test_failed_run_is_named_and_the_rest_continues(tmp_path, monkeypatch) -> None:
-    real = worker.execute
-
-    def fail_mean(job, *, callback, stop):
-        if job.name.startswith("mean_seed1"):
-            raise DataError("broken")
-        return real(job, callback=callback, stop=stop)
-
-    monkeypatch.setattr(worker, "execute", fail_mean)
-    result = run(tmp_path / "out")
-    assert [record.name for record in result.runs if record.status == "failed"] == ["mean_seed1"]
-    assert "mean_seed1 failed: broken" in result.warnings
-    assert len(result.table) == 3
-    monkeypatch.undo()
-    assert len(run(tmp_path / "out").table) == 4
-
-
-def test_killed_study_resumes_to_the_same_table(tmp_path, finished, monkeypatch) -> None:
-    """Every file is committed by a rename; a kill before or after one is what a kill at any moment amounts to."""
+def test_killed_study_resumes_to_the_same_table(tmp_path, small_table, monkeypatch) -> None:
+    """Kill the study again and again before one of its files appears, each time somewhat later."""
     rename, kills, left = Path.replace, 0, 0
 
     class Killed(BaseException):
         pass
 
-    def kill_after(path: Path, target: Path) -> Path:
+    def kill(path: Path, target: Path) -> Path:
         nonlocal left
         left -= 1
         if left == 0:
             raise Killed
         return rename(path, target)
 
-    out = tmp_path / "out"
-    monkeypatch.setattr(Path, "replace", kill_after)
-    while kills < 10:
-        kills += 1
-        left = 3 + 7 * kills
-        with pytest.raises(Killed):
-            run(out)
+    monkeypatch.setattr(Path, "replace", kill)
+    while True:
+        left = 4 + 3 * kills
+        try:
+            result = run(tmp_path / "out", SMALL)
+        except Killed:
+            kills += 1
+            continue
+        break
+    assert kills > 4
+    assert stable(result) == small_table
+
+
+def test_failed_run_is_named_and_the_rest_continues(tmp_path, small_table, monkeypatch) -> None:
+    real = worker.execute
+
+    def fail_class(job, *, callback, stop):
+        if job.name.startswith("class"):
+            raise DataError("broken")
+        return real(job, callback=callback, stop=stop)
+
+    monkeypatch.setattr(worker, "execute", fail_class)
+    result = run(tmp_path / "out", SMALL)
+    assert [record.name for record in result.runs if record.status == "failed"] == ["class_seed0"]
+    assert "class_seed0 failed: broken" in result.warnings
+    assert stable(result) == small_table[1:]
     monkeypatch.undo()
-    assert stable(run(out)) == stable(finished[1])
+    assert stable(run(tmp_path / "out", SMALL)) == small_table
 
 
 def test_changed_study_is_refused(finished) -> None:
@@ -212,12 +223,9 @@ def test_run_that_needs_a_failed_one_fails_with_it(tmp_path, monkeypatch) -> Non
 
 def test_run_in_a_process_of_its_own(tmp_path) -> None:
     """With worker processes, which are forked while a thread of the run waits for the end of its parent."""
-    [run] = plan_runs(
-        replace(STUDY, axes={"pooling": {"class": {}}}, rates=(), seeds=1, measures=()),
-        data=DATA,
-        settings={"data.workers": 1, "steps": 1},
-        quick=False,
-    )
+    study = replace(SMALL, axes={"pooling": {"class": {}}}, measures=(), claims=())
+    study = replace(study, figure=Figure(column="top1", lines="pooling"))
+    [run] = plan_runs(study, data=DATA, settings={"data.workers": 1, "steps": 1}, quick=False)
     dispatcher(tmp_path, runs=[run]).run()
     assert (tmp_path / "results/class_seed0.json").exists()
 
@@ -234,3 +242,20 @@ def test_best_tuning_run_is_not_repeated(finished) -> None:
     assert paths["class_seed0"] in (paths["class_lr0.001_seed0"], paths["class_lr0.01_seed0"])
     assert not (out / "runs/class_seed0").exists()
     assert paths["class_seed1"] == out / "runs/class_seed1"
+
+
+def test_fig7_inspects_the_checkpoints_of_a_study(tmp_path, finished) -> None:
+    study, data = find_study("fig7"), {"upstream": "digits", "runs": str(finished[0])}
+    result = run_study(study, out=tmp_path / "fig7", data=data, settings={})
+    assert [record.name for record in result.runs] == ["class_seed0", "mean_seed0", "class_seed1", "mean_seed1"]
+    assert {(row["model"], row["layer"], row["head"]) for row in result.table} == {
+        (model, 1, head) for model in ("class", "mean") for head in (1, 2)
+    }
+    assert all(0 < float(str(row["distance"])) < 8 for row in result.table)
+    page = (tmp_path / "fig7/report.html").read_text()
+    assert page.count("<figcaption>Positions") == 2
+    assert [run.name for run in plan_study(study, out=tmp_path, data=data, settings={}, quick=False).runs] == [
+        record.name for record in result.runs
+    ]
+    with pytest.raises(DataError, match="has no finished runs"):
+        run_study(study, out=tmp_path / "fig7", data=data | {"runs": str(tmp_path)}, settings={})

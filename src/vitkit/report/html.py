@@ -55,8 +55,8 @@ def render_page(
     >>> page.startswith("<!doctype html>"), "&lt;Pets&gt;" in page, "<Pets>" in page
     (True, True, False)
     """
-    content = {"title": title, "lead": lead, "sections": sections, "cards": cards, "notices": notices, "top": top}
-    content |= {"refresh": refresh}
+    content: dict[str, object] = {"title": title, "lead": lead, "sections": sections, "cards": cards}
+    content |= {"notices": notices, "top": top, "refresh": refresh}
     script_hash = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     assets = {"css": Markup(asset("report.css")), "script": Markup(script), "script_hash": script_hash}
     return _environment().get_template("page.html").render(content | assets)

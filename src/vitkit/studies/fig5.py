@@ -52,5 +52,5 @@ STUDY = Study(
     quick={"budget": ("3e13", "1e14", "3e14")},
     paper_numbers={"ViT": "wins for the same compute", "hybrid": "leads at small budgets"},
     hours="5 to 12",
-    notes="The fitted curve is error = a · C^−b + c; its band is the 95 % interval.",
+    notes="The bands are 95 % intervals of the fitted curves.",
 )

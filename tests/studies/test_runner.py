@@ -215,7 +215,7 @@ def test_failed_process_has_one_message(tmp_path, monkeypatch, script, message) 
 def test_run_that_needs_a_failed_one_fails_with_it(tmp_path, monkeypatch) -> None:
     fake_python(monkeypatch, tmp_path / "python", "exit 75")
     runs = plan_runs(STUDY, data=DATA, settings={}, quick=True)
-    study = dispatcher(tmp_path, runs=runs, jobs=2)
+    study = dispatcher(tmp_path, runs=runs)
     study.run()
     assert study.failed == {run.name for run in runs}
     assert (tmp_path / "results/mean_seed0.failed.txt").read_text() == "needs mean_lr0.001_seed0, which failed\n"

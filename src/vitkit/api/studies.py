@@ -93,11 +93,11 @@ def split_data(data: Mapping[str, Path], settings: Settings) -> tuple[dict[str, 
     >>> split_data({}, {"data.upstream": "tiny", "schedule.steps": 20})
     ({'upstream': 'tiny'}, {'schedule.steps': 20})
     """
-    known = {field.name for field in fields(DataConfig)} - {"path"}
+    settings_of_data = {field.name for field in fields(DataConfig)} - {"path"}
     paths, others = {name: os.fspath(path) for name, path in data.items()}, dict[str, object]()
     for key, value in flatten_settings(settings).items():
         section, _, name = key.partition(".")
-        if section == "data" and name and name.partition(".")[0] not in known:
+        if section == "data" and name and name.partition(".")[0] not in settings_of_data:
             if name in paths:
                 raise ConfigError(f"data.{name} is assigned twice")
             paths[name] = str(value)

@@ -119,7 +119,7 @@ def _paired(left: Mapping[int, float], right: Mapping[int, float]) -> list[float
     return [left[seed] - right[seed] for seed in sorted(left.keys() & right.keys())]
 
 
-def _judge(value: Estimate, *, margin: float) -> Verdict:
+def _decide(value: Estimate, *, margin: float) -> Verdict:
     """Return whether a mean is above a margin, by its interval."""
     if value.interval is None:
         return "does not show"
@@ -134,7 +134,7 @@ def _greater(claim: Claim, rows: Sequence[Row]) -> list[_Part]:
         if not differences:
             return []
         value = estimate(differences)
-        parts.append(_Part(name=f"{left} − {right}", verdict=_judge(value, margin=claim.margin), estimate=value))
+        parts.append(_Part(name=f"{left} − {right}", verdict=_decide(value, margin=claim.margin), estimate=value))
     return parts
 
 
@@ -176,7 +176,7 @@ def _steeper(claim: Claim, rows: Sequence[Row]) -> list[_Part]:
             return []
         value = estimate(differences)
         parts.append(
-            _Part(name=f"slope of {left} − {right}", verdict=_judge(value, margin=claim.margin), estimate=value)
+            _Part(name=f"slope of {left} − {right}", verdict=_decide(value, margin=claim.margin), estimate=value)
         )
     return parts
 
@@ -188,7 +188,7 @@ def _shrinks(claim: Claim, rows: Sequence[Row]) -> list[_Part]:
     if not differences:
         return []
     value = estimate(differences)
-    return [_Part(name=f"slope of {right} − {left}", verdict=_judge(value, margin=claim.margin), estimate=value)]
+    return [_Part(name=f"slope of {right} − {left}", verdict=_decide(value, margin=claim.margin), estimate=value)]
 
 
 def _rises(claim: Claim, rows: Sequence[Row]) -> list[_Part]:
@@ -196,7 +196,7 @@ def _rises(claim: Claim, rows: Sequence[Row]) -> list[_Part]:
     for label in claim.labels:
         if label in slopes:
             value = estimate(list(slopes[label].values()))
-            parts.append(_Part(name=f"slope of {label}", verdict=_judge(value, margin=claim.margin), estimate=value))
+            parts.append(_Part(name=f"slope of {label}", verdict=_decide(value, margin=claim.margin), estimate=value))
     return parts
 
 

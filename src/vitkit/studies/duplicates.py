@@ -48,9 +48,9 @@ def find_duplicates(
     workers = usable_cores()
     splits = open_dataset(data[UPSTREAM]).splits
     upstream, descriptors = describe(splits.get("train", next(iter(splits.values()))), data[UPSTREAM])
-    found: dict[str, str] = {}
+    reasons: dict[str, str] = {}
     for name in others:
         test, tested = describe(fewshot_splits(open_dataset(data[name]))[1], data[name])
         for pair in find_near_duplicates({UPSTREAM: descriptors, name: tested}):
-            found.setdefault(upstream.name(pair.one.index), f"copy of {test.name(pair.other.index)} of {name}")
-    return [BadFile(image, reason) for image, reason in sorted(found.items())]
+            reasons.setdefault(upstream.name(pair.one.index), f"copy of {test.name(pair.other.index)} of {name}")
+    return [BadFile(image, reason) for image, reason in sorted(reasons.items())]

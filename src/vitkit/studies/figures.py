@@ -167,8 +167,8 @@ def draw_rows(study: Study, rows: Rows) -> Drawing:
     names = list(dict.fromkeys(str(key[0]) for key in points))  # type: ignore[index]
     drawing, axes, scale = new_axes(study, left=170, height=30 * max(1, len(names)))
     axes.grid(axis="x", color=THEME["line"])
-    shown = list(dict.fromkeys(key[1] for key in points)) if series else [None]  # type: ignore[index]
-    for index, label in enumerate(shown):
+    series_labels = list(dict.fromkeys(key[1] for key in points)) if series else [None]  # type: ignore[index]
+    for index, label in enumerate(series_labels):
         style = {"color": COLORS[index % len(COLORS)], "marker": MARKERS[index % len(MARKERS)]}
         chosen = {str(key[0]): point for key, point in points.items() if not series or key[1] == label}  # type: ignore[index]
         half = [(p.interval[1] - p.mean) * scale if p.interval else 0.0 for p in chosen.values()]

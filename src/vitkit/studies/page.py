@@ -34,8 +34,10 @@ def render_study(result: "StudyResult", *, drawings: Mapping[str, Sequence[tuple
         Section("runs", "Runs", macros.runs(result.runs, link_runs(result))),
     ]
     if drawings:
-        shown = {name: [(title, each.to_html()) for title, each in charts] for name, charts in drawings.items()}
-        sections.insert(2, Section("models", "Filters and positions", macros.models(shown)))
+        charts_by_model = {
+            name: [(title, each.to_html()) for title, each in charts] for name, charts in drawings.items()
+        }
+        sections.insert(2, Section("models", "Filters and positions", macros.models(charts_by_model)))
     notices, left = list(result.warnings), len(result.runs) - result.finished
     if left:
         notices.append(f"{format_plural(left, 'run')} left, about {result.hours:.1f} hours: the same command resumes.")

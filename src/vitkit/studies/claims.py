@@ -67,16 +67,15 @@ def evaluate_claim(claim: Claim, rows: Sequence[Row]) -> ClaimResult:
         )
     order: dict[Verdict, int] = {"contradicts": 0, "no data": 1, "does not show": 2, "shows": 3}
     worst = min(parts, key=lambda part: order[part.verdict])
-    detail = "; ".join(
-        f"{part.name}: {format_estimate(part.estimate, points=claim.kind in POINT_KINDS)}" for part in parts
-    )
+    points = claim.kind in POINT_KINDS and claim.column != "distance"
+    detail = "; ".join(f"{part.name}: {format_estimate(part.estimate, points=points)}" for part in parts)
     return ClaimResult(
         text=claim.text, expected=claim.expected, verdict=worst.verdict, estimate=worst.estimate, detail=detail
     )
 
 
 POINT_KINDS = ("greater", "equal", "order")
-"""Kinds whose estimate is a difference of accuracies, which is printed in points."""
+"""Kinds whose estimate is a difference, which is printed in points if it is one of accuracies."""
 
 
 def format_estimate(value: Estimate, *, points: bool) -> str:

@@ -5,11 +5,13 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_pdf import FigureCanvasPdf
 from matplotlib.figure import Figure as Drawing
+from matplotlib.lines import Line2D
 
 from vitkit.core.files import write_bytes, write_text
 from vitkit.report.figures import SERIES, THEME, add_axes, add_text, new_figure, save_png, save_svg
@@ -18,6 +20,7 @@ from vitkit.studies.study import SEED, Study
 
 Row = Mapping[str, object]
 Rows = Sequence[Row]
+Key = TypeVar("Key", bound=Hashable)
 MARKERS = ("o", "s", "^", "D", "v", "P")
 COLORS = tuple(SERIES.values())
 MAX_LINES = 2 * len(COLORS)
@@ -27,9 +30,9 @@ MIN_POINTS = 4.0
 SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
-def estimate_groups(study: Study, rows: Rows, key: Callable[[Row], Hashable]) -> dict[Hashable, Estimate]:
+def estimate_groups(study: Study, rows: Rows, key: Callable[[Row], Key]) -> dict[Key, Estimate]:
     """Return the mean of the figure's column with its interval over seeds, by a key of the rows."""
-    values: dict[Hashable, dict[object, list[float]]] = defaultdict(lambda: defaultdict(list))
+    values: dict[Key, dict[object, list[float]]] = defaultdict(lambda: defaultdict(list))
     for row in rows:
         y = row.get(study.figure.column)
         if isinstance(y, int | float):
@@ -41,12 +44,9 @@ def group_lines(study: Study, rows: Rows) -> dict[str, dict[float, Estimate]]:
     """Return the estimates of each line in order of x; lines in the order of their labels, at most `MAX_LINES`."""
     figure = study.figure
     usable = [row for row in study.spread_base(rows) if row.get(str(figure.x)) is not None]
-    points: dict[object, Estimate] = dict(
-        estimate_groups(study, usable, lambda row: (str(row[figure.lines]), x_of(study, row)))
-    )
+    points = estimate_groups(study, usable, lambda row: (str(row[figure.lines]), x_of(study, row)))
     lines: dict[str, dict[float, Estimate]] = {}
-    for key, point in points.items():
-        line, x = key  # type: ignore[misc]
+    for (line, x), point in points.items():
         lines.setdefault(line, {})[x] = point
     return {name: dict(sorted(lines[name].items())) for name in list(lines)[:MAX_LINES]}
 
@@ -117,20 +117,23 @@ def draw_lines(study: Study, rows: Rows) -> Drawing:
     if figure.log_x:
         axes.set_xscale("log")
     for index, (name, points) in enumerate(lines.items()):
-        style = {"color": COLORS[index % len(COLORS)], "marker": MARKERS[index % len(MARKERS)]}
+        color, marker = COLORS[index % len(COLORS)], MARKERS[index % len(MARKERS)]
         shift = 0.012 * (index - (len(lines) - 1) / 2)
         x = [each * (1 + shift) if figure.log_x else each + 3 * shift for each in points]
         y = [point.mean * scale for point in points.values()]
         half = [(p.interval[1] - p.mean) * scale if p.interval and not figure.dots else 0.0 for p in points.values()]
-        is_dashed = "--" if index >= len(COLORS) else "-"
-        line = "none" if name in fits else is_dashed
-        axes.errorbar(x, y, yerr=half, label=name, linestyle=line, capsize=3, markersize=6, linewidth=1.6, **style)
+        bars = axes.errorbar(
+            x, y, yerr=half, label=name, color=color, marker=marker, capsize=3, markersize=6, linewidth=1.6
+        )
+        line: Line2D = bars[0]
+        line.set_linestyle("none" if name in fits else "--" if index >= len(COLORS) else "-")
         if figure.dots:
             heads = [row for row in rows if str(row[figure.lines]) == name]
             across = [x_of(study, row) + 3 * shift for row in heads]
-            axes.scatter(across, [float(str(row[figure.column])) * scale for row in heads], s=10, alpha=0.45, **style)
+            values = [float(str(row[figure.column])) * scale for row in heads]
+            axes.scatter(across, values, s=10, alpha=0.45, color=color, marker=marker)
         if name in fits:
-            draw_fit(axes, fits[name], list(points), scale=scale, color=style["color"])
+            draw_fit(axes, fits[name], list(points), scale=scale, color=color)
     ticks = sorted({x for points in lines.values() for x in points})
     if ticks and len(ticks) <= 12:
         axes.set_xticks(ticks, [format_tick(tick) for tick in ticks])
@@ -148,10 +151,8 @@ def draw_fit(axes: Axes, law: PowerLaw, x: Sequence[float], *, scale: float, col
     axes.plot(across, (1 - law(across)) * scale, color=color, linewidth=1.6)
     half = law.band(across)
     if half is not None:
-        limits = axes.get_ylim()
-        axes.fill_between(
-            across, *((1 - law(across) + sign * half) * scale for sign in (-1, 1)), color=color, alpha=0.12
-        )
+        limits, middle = axes.get_ylim(), 1 - law(across)
+        axes.fill_between(across, (middle - half) * scale, (middle + half) * scale, color=color, alpha=0.12)
         low, high = axes.get_ylim()  # a wide interval does not hide the points
         axes.set_ylim(max(low, limits[0] - 10), min(high, limits[1] + 10))
 
@@ -159,26 +160,26 @@ def draw_fit(axes: Axes, law: PowerLaw, x: Sequence[float], *, scale: float, col
 def draw_rows(study: Study, rows: Rows) -> Drawing:
     """Draw one row per label with a dot and its interval, and the paper's number where it is one."""
     figure = study.figure
-    series = [axis for axis in (figure.lines,) if figure.rows]
-    keys = figure.rows or (figure.lines,)
+    keys, has_series = figure.rows or (figure.lines,), bool(figure.rows)
     points = estimate_groups(
-        study, rows, lambda row: (", ".join(str(row[a]) for a in keys), *(str(row[a]) for a in series))
+        study, rows, lambda row: (", ".join(str(row[a]) for a in keys), str(row[figure.lines]) if has_series else "")
     )
-    names = list(dict.fromkeys(str(key[0]) for key in points))  # type: ignore[index]
+    names = list(dict.fromkeys(name for name, _ in points))
     drawing, axes, scale = new_axes(study, left=170, height=30 * max(1, len(names)))
     axes.grid(axis="x", color=THEME["line"])
-    series_labels = list(dict.fromkeys(key[1] for key in points)) if series else [None]  # type: ignore[index]
-    for index, label in enumerate(series_labels):
-        style = {"color": COLORS[index % len(COLORS)], "marker": MARKERS[index % len(MARKERS)]}
-        chosen = {str(key[0]): point for key, point in points.items() if not series or key[1] == label}  # type: ignore[index]
+    for index, label in enumerate(dict.fromkeys(label for _, label in points)):
+        color, marker = COLORS[index % len(COLORS)], MARKERS[index % len(MARKERS)]
+        chosen = {name: point for (name, other), point in points.items() if other == label}
         half = [(p.interval[1] - p.mean) * scale if p.interval else 0.0 for p in chosen.values()]
         x, y = [p.mean * scale for p in chosen.values()], [names.index(name) for name in chosen]
-        text = f"{figure.lines} {label}" if series else None
-        axes.errorbar(x, y, xerr=half, linestyle="none", capsize=3, markersize=7, label=text, **style)
+        text = f"{figure.lines} {label}" if has_series else None
+        axes.errorbar(
+            x, y, xerr=half, linestyle="none", color=color, marker=marker, capsize=3, markersize=7, label=text
+        )
     axes.set_yticks(range(len(names)), names, parse_math=False)
     axes.set_ylim(max(len(names), 1) - 0.5, -0.5)
     widen(axes)
-    if series and points:
+    if has_series and points:
         add_legend(axes)
     for index, name in enumerate(names):
         if re.fullmatch(r"[.\d]+", study.paper_numbers.get(name, "")):

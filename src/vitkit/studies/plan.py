@@ -136,7 +136,7 @@ class Planner:
         """Return the labels at which the learning rate of some labels is chosen."""
         study, at = self.study, dict[str, str]()
         for axis, values in study.axes.items():
-            label = labels[axis] if axis == study.tune_by else study.tune_at.get(axis)
+            label = labels[axis] if axis == study.tune_by else study.tune_at.get(axis, "")
             at[axis] = label if label in values else next(iter(values))
         return at
 

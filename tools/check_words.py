@@ -21,7 +21,7 @@ PARTICIPLES = frozenset(
 VAGUE = frozenset("about how place places whoever".split())
 RETIRED_WORDS = frozenset(
     "artefact barred beware contender crew doubt entrant goodness greeting heated impatient judge judged judgement "
-    "judging judgment judgments looks mend mended patience refed riddle rhythm shelf sharpened standings wish".split()
+    "judging judgment judgments looks mend mended refed riddle rhythm shelf sharpened standings wish".split()
 )
 OPENINGS = re.compile(r"(What|How|Who|Whoever|It|Its|So|As|All of|Some of)\b")
 PHRASES = re.compile(

@@ -223,3 +223,11 @@ def test_tiny_imagenet_has_the_names_of_words_txt(tmp_path: Path) -> None:
     (tmp_path / "val/images/new.JPEG").write_bytes(b"")
     with pytest.raises(DataError, match=r"val_annotations.txt has no line for val/images/new.JPEG"):
         open_dataset(tmp_path)
+
+
+def test_tiny_imagenet_with_missing_images_is_refused(tmp_path: Path) -> None:
+    tiny_imagenet(tmp_path)
+    annotations = tmp_path / "val/val_annotations.txt"
+    annotations.write_text(annotations.read_text() + f"\nval_99.JPEG\t{CLASSES[0]}\t0\t0\t1\t1\n")
+    with pytest.raises(DataError, match=r"validation images are missing: val_99.JPEG.*\n.*download"):
+        open_dataset(tmp_path)

@@ -71,7 +71,7 @@ def is_the_background_server(event: Event) -> bool:
 
 
 def is_the_run_of_a_study(event: Event) -> bool:
-    return event.name == "subprocess.Popen" and event.vitkit == "vitkit.studies.runner"
+    return event.name == "subprocess.Popen" and event.vitkit == "vitkit.studies.dispatch"
 
 
 def is_the_proof(event: Event) -> bool:

@@ -20,7 +20,7 @@ from pathlib import Path
 if __name__ == "__main__":  # as a script: the directory of this file would hide the package
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
-from soak import architectures, attacks, damage, disks, faults, images, ranks, restarts, serving
+from soak import architectures, attacks, damage, disks, faults, images, ranks, restarts, serving, studies
 from soak.faults import Finding
 from soak.sizes import Size
 from soak.victim import Launcher
@@ -60,6 +60,7 @@ CAMPAIGNS: dict[str, Campaign] = {
     "R8-ddp-4": lambda launcher, folder, full: ranks.killed_rank(folder, count=3 if full else 1, processes=4),
     "R8-nodes": lambda launcher, folder, full: ranks.killed_rank(folder, count=5 if full else 1, nodes=2),
     "R8-stopped": lambda launcher, folder, full: ranks.stopped_rank(folder, count=3 if full else 1),
+    "R9": lambda launcher, folder, full: studies.kills(folder, count=10 if full else 2),
     "W1": lambda launcher, folder, full: architectures.compare_wide(folder),
 }
 

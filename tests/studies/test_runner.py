@@ -1,16 +1,20 @@
 """Studies on digits: results, resume, failures, changed studies and bad input."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from vitkit.core.errors import ConfigError, DataError
 from vitkit.core.signals import StopFlag, StopRequested
-from vitkit.studies import runner, worker
-from vitkit.studies.registry import NAMES, find_study
-from vitkit.studies.runner import StudyResult, run_study
-from vitkit.studies.study import Claim, FewShot, Figure, Study, load_study, plan_runs
+from vitkit.studies import dispatch, worker
+from vitkit.studies.plan import plan_runs
+from vitkit.studies.registry import find_study
+from vitkit.studies.runner import StudyResult, plan_study, run_study
+from vitkit.studies.study import Claim, FewShot, Figure, Study
+from vitkit.training.callbacks import Callback
 
 TINY = {
     "model.name": "Ti/16",
@@ -71,7 +75,8 @@ def test_study_runs_to_the_report(finished) -> None:
     }
     assert json.loads((out / "result.json").read_text())["claims"][0]["verdict"] == "shows"
     page = (out / "report.html").read_text()
-    assert all(f"runs/{record.name}/report.html" in page for record in result.runs)
+    assert all(f"runs/{record.path.name}/report.html" in page for record in result.runs)
+    assert all((record.path / "report.html").exists() for record in result.runs)
 
 
 def test_finished_study_repeats_nothing(finished, monkeypatch) -> None:
@@ -80,114 +85,177 @@ def test_finished_study_repeats_nothing(finished, monkeypatch) -> None:
     assert stable(run(out)) == stable(result)
 
 
-def test_stopped_study_resumes_to_the_same_table(tmp_path, finished, monkeypatch) -> None:
+SMALL = replace(STUDY, rates=(), tune_by=None, seeds=1)
+
+
+@pytest.fixture(scope="module")
+def small_table(tmp_path_factory) -> list[dict[str, object]]:
+    return stable(run(tmp_path_factory.mktemp("study") / "out", SMALL))
+
+
+def test_stopped_study_resumes_to_the_same_table(tmp_path, small_table, monkeypatch) -> None:
     real, calls, stop = worker.execute, [], StopFlag()
 
-    def stop_in_third(job, *, callback, stop):
+    def stop_in_second(job, *, callback, stop):
         calls.append(job.name)
-        if len(calls) == 3:
+        if len(calls) == 2:
             stop.signal = "test"
         return real(job, callback=callback, stop=stop)
 
-    monkeypatch.setattr(worker, "execute", stop_in_third)
+    monkeypatch.setattr(worker, "execute", stop_in_second)
     with pytest.raises(StopRequested):
-        run(tmp_path / "out", stop=stop)
-    assert len(calls) == 3
+        run(tmp_path / "out", SMALL, stop=stop)
+    assert calls == ["class_seed0", "mean_seed0"]
     monkeypatch.undo()
-    assert stable(run(tmp_path / "out")) == stable(finished[1])
+    assert stable(run(tmp_path / "out", SMALL)) == small_table
 
 
-def test_failed_run_is_named_and_the_rest_continues(tmp_path, monkeypatch) -> None:
+def test_killed_study_resumes_to_the_same_table(tmp_path, small_table, monkeypatch) -> None:
+    """Kill the study again and again before one of its files appears, each time somewhat later."""
+    rename, kills, left = Path.replace, 0, 0
+
+    class Killed(BaseException):
+        pass
+
+    def kill(path: Path, target: Path) -> Path:
+        nonlocal left
+        left -= 1
+        if left == 0:
+            raise Killed
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "replace", kill)
+    while True:
+        left = 4 + 3 * kills
+        try:
+            result = run(tmp_path / "out", SMALL)
+        except Killed:
+            kills += 1
+            continue
+        break
+    assert kills > 4
+    assert stable(result) == small_table
+
+
+def test_failed_run_is_named_and_the_rest_continues(tmp_path, small_table, monkeypatch) -> None:
     real = worker.execute
 
-    def fail_mean(job, *, callback, stop):
-        if job.name.startswith("mean_seed1"):
+    def fail_class(job, *, callback, stop):
+        if job.name.startswith("class"):
             raise DataError("broken")
         return real(job, callback=callback, stop=stop)
 
-    monkeypatch.setattr(worker, "execute", fail_mean)
-    result = run(tmp_path / "out")
-    assert [record.name for record in result.runs if record.status == "failed"] == ["mean_seed1"]
-    assert "mean_seed1 failed: broken" in result.warnings
-    assert len(result.table) == 3
+    monkeypatch.setattr(worker, "execute", fail_class)
+    result = run(tmp_path / "out", SMALL)
+    assert [record.name for record in result.runs if record.status == "failed"] == ["class_seed0"]
+    assert "class_seed0 failed: broken" in result.warnings
+    assert stable(result) == small_table[1:]
     monkeypatch.undo()
-    assert len(run(tmp_path / "out").table) == 4
+    assert stable(run(tmp_path / "out", SMALL)) == small_table
 
 
 def test_changed_study_is_refused(finished) -> None:
-    with pytest.raises(ConfigError, match="holds another study"):
-        run_study(STUDY, out=finished[0], data=DATA, settings={"steps": 5}, isolate=False)
+    out = finished[0]
+    with pytest.raises(ConfigError, match=r"holds another study: 8 of its runs differ, such as class_lr0.001_seed0"):
+        run_study(STUDY, out=out, data=DATA, settings={"steps": 5}, isolate=False)
+    [claim] = STUDY.claims
+    with pytest.raises(ConfigError, match="its claims differ"):
+        run(out, replace(STUDY, claims=(replace(claim, margin=0.6),)))
 
 
 def test_missing_data_is_named_before_anything_starts(tmp_path) -> None:
+    def run_with(**data: str) -> None:
+        run_study(STUDY, out=tmp_path / "out", data={"upstream": "digits"} | data, settings={})
+
     with pytest.raises(DataError, match=r"data.downstream=PATH"):
-        run_study(STUDY, out=tmp_path / "out", data={"upstream": "digits"}, settings={})
-    with pytest.raises(DataError):
-        run_study(STUDY, out=tmp_path / "out", data=DATA | {"downstream": str(tmp_path / "nowhere")}, settings={})
+        run_with()
+    with pytest.raises(DataError, match="does not exist"):
+        run_with(downstream=str(tmp_path / "nowhere"))
+    with pytest.raises(DataError, match=r"no data called 'downstraem'\n.*did you mean downstream"):
+        run_with(downstream="digits", downstraem="digits")
     assert not (tmp_path / "out").exists()
 
 
-def test_process_killed_for_memory_has_one_message(tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(runner.sys, "executable", str(tmp_path / "killed"))
-    (tmp_path / "killed").write_text("#!/bin/sh\nkill -9 $$\n")
-    (tmp_path / "killed").chmod(0o755)
-    dispatcher = runner.Dispatcher(
-        out=tmp_path, runs=[], data={}, jobs=1, callback=runner.Callback(), stop=StopFlag(), isolate=True
-    )
-    assert "out of memory" in str(dispatcher.execute_process("one", "{}"))
+def test_half_downloaded_data_is_refused(tmp_path) -> None:
+    for name, count in (("cat", 3), ("dog", 1)):
+        (tmp_path / "data" / name).mkdir(parents=True)
+        for index in range(count):
+            Image.new("RGB", (8, 8)).save(tmp_path / "data" / name / f"{index}.png")
+    with pytest.raises(DataError, match=r"the class dog has 1 training images.*at least 2"):
+        run_study(STUDY, out=tmp_path / "out", data=DATA | {"downstream": str(tmp_path / "data")}, settings={})
 
 
-def test_job_survives_its_file() -> None:
+def dispatcher(out: Path, **changes: object) -> dispatch.Dispatcher:
+    values = {"out": out, "runs": [], "data": DATA, "jobs": 1, "callback": Callback(), "stop": StopFlag()}
+    return dispatch.Dispatcher(**values | {"isolate": True} | changes)  # type: ignore[arg-type]
+
+
+def fake_python(monkeypatch, path: Path, script: str) -> None:
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(0o755)
+    monkeypatch.setattr(dispatch.sys, "executable", str(path))
+
+
+@pytest.mark.parametrize(
+    ("script", "message"),
+    [
+        ("kill -9 $$", "killed by the system, probably out of memory"),
+        ("seq 100000 >&2; echo 'out of memory' >&2; exit 1", "out of memory"),
+        ("exit 75", "ended with code 75"),
+    ],
+)
+def test_failed_process_has_one_message(tmp_path, monkeypatch, script, message) -> None:
+    fake_python(monkeypatch, tmp_path / "python", script)
+    error = dispatcher(tmp_path).execute_process("one", "{}")
+    assert error is not None
+    assert error.startswith(message)
+    assert len(error.splitlines()) == 1
+
+
+def test_run_that_needs_a_failed_one_fails_with_it(tmp_path, monkeypatch) -> None:
+    fake_python(monkeypatch, tmp_path / "python", "exit 75")
+    runs = plan_runs(STUDY, data=DATA, settings={}, quick=True)
+    study = dispatcher(tmp_path, runs=runs)
+    study.run()
+    assert study.failed == {run.name for run in runs}
+    assert (tmp_path / "results/mean_seed0.failed.txt").read_text() == "needs mean_lr0.001_seed0, which failed\n"
+
+
+def test_run_in_a_process_of_its_own(tmp_path) -> None:
+    """With worker processes, which are forked while a thread of the run waits for the end of its parent."""
+    study = replace(SMALL, axes={"pooling": {"class": {}}}, measures=(), claims=())
+    study = replace(study, figure=Figure(column="top1", lines="pooling"))
+    [run] = plan_runs(study, data=DATA, settings={"data.workers": 1, "steps": 1}, quick=False)
+    dispatcher(tmp_path, runs=[run]).run()
+    assert (tmp_path / "results/class_seed0.json").exists()
+
+
+def test_job_survives_its_file(finished) -> None:
     [*_, last] = plan_runs(STUDY, data=DATA, settings={}, quick=False)
-    results = {name: {"val_top1": 0.5, "val_loss": 1.0} for name in last.needs}
-    job = worker.make_job(last, Path("out"), data=DATA, results=results)
+    job = worker.make_job(last, finished[0], data=DATA)
     assert worker.read_job(job.to_json()) == job
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_declared_study_is_consistent(name) -> None:
-    study = find_study(name)
-    study.check()
-    if not study.inspects:
-        full, quick = (plan_runs(study, data={}, settings={}, quick=quick) for quick in (False, True))
-        assert len(quick) < len(full)
-        assert all(need in {run.name for run in full} for run in full for need in run.needs)
+def test_best_tuning_run_is_not_repeated(finished) -> None:
+    out, result = finished
+    paths = {record.name: record.path for record in result.runs}
+    assert paths["class_seed0"] in (paths["class_lr0.001_seed0"], paths["class_lr0.01_seed0"])
+    assert not (out / "runs/class_seed0").exists()
+    assert paths["class_seed1"] == out / "runs/class_seed1"
 
 
-def test_families_have_about_equal_flops() -> None:
-    runs = plan_runs(find_study("fig5"), data={}, settings={}, quick=True)
-    flops = [run.forward_flops for run in runs]
-    assert max(flops) < 1.15 * min(flops)
-
-
-USER_STUDY = """
-title = "Mine"
-seeds = 2
-[settings.model]
-name = "Ti/16"
-[axes.depth.shallow]
-"model.settings" = ["depth=1"]
-[axes.depth.deep]
-"model.settings" = ["depth=2"]
-[[claims]]
-text = "deeper is better"
-kind = "greater"
-column = "COLUMN"
-axis = "depth"
-labels = ["deep", "shallow"]
-"""
-
-
-def test_user_study_is_a_toml_file(tmp_path) -> None:
-    (tmp_path / "mine.toml").write_text(USER_STUDY.replace("COLUMN", "top1"))
-    study = load_study(tmp_path / "mine.toml")
-    assert [run.name for run in plan_runs(study, data={}, settings={}, quick=False)][:2] == [
-        "shallow_seed0",
-        "deep_seed0",
+def test_fig7_inspects_the_checkpoints_of_a_study(tmp_path, finished) -> None:
+    study, data = find_study("fig7"), {"upstream": "digits", "runs": str(finished[0])}
+    result = run_study(study, out=tmp_path / "fig7", data=data, settings={})
+    assert [record.name for record in result.runs] == ["class_seed0", "mean_seed0", "class_seed1", "mean_seed1"]
+    assert {(row["model"], row["layer"], row["head"]) for row in result.table} == {
+        (model, 1, head) for model in ("class", "mean") for head in (1, 2)
+    }
+    assert all(0 < float(str(row["distance"])) < 8 for row in result.table)
+    page = (tmp_path / "fig7/report.html").read_text()
+    assert page.count("<figcaption>Positions") == 2
+    assert [run.name for run in plan_study(study, out=tmp_path, data=data, settings={}, quick=False).runs] == [
+        record.name for record in result.runs
     ]
-
-
-def test_claim_about_an_unknown_column_is_an_error(tmp_path) -> None:
-    (tmp_path / "mine.toml").write_text(USER_STUDY.replace("COLUMN", "top_1"))
-    with pytest.raises(ConfigError, match=r"column that does not exist.*top_1.*\n.*did you mean top1"):
-        load_study(tmp_path / "mine.toml")
+    with pytest.raises(DataError, match="has no finished runs"):
+        run_study(study, out=tmp_path / "fig7", data=data | {"runs": str(tmp_path)}, settings={})

@@ -28,17 +28,33 @@ def test_paired_interval_and_equivalence_equal_scipy(seeds) -> None:
     assert equivalence_p_value((left - right).tolist(), margin=margin) == pytest.approx(max(below, above))
 
 
-def test_power_law_fit_equals_scipy() -> None:
+def test_power_law_fit_and_intervals_equal_scipy() -> None:
     optimize = pytest.importorskip("scipy.optimize")
-    compute = np.array([1.0, 3.0, 10.0, 30.0, 100.0])
-    errors = 0.6 * compute**-0.25 + 0.2 + np.random.default_rng(0).normal(0, 0.003, 5)
-    expected, _ = optimize.curve_fit(lambda x, a, b, c: a * x**-b + c, compute, errors, p0=(0.5, 0.3, 0.1))
+    compute = np.repeat([1.0, 3.0, 10.0, 30.0], 3)
+    errors = 0.6 * compute**-0.25 + 0.2 + np.random.default_rng(0).normal(0, 0.003, 12)
+    expected, covariance = optimize.curve_fit(
+        lambda x, a, b, c: a * x**-b + c, compute, errors, p0=(0.5, 0.3, 0.1), xtol=1e-14, ftol=1e-14
+    )
     law = fit_power_law(compute.tolist(), errors.tolist())
     assert law is not None
-    # The fit is in logarithms of the error above c, SciPy's in the error itself: equal up to the noise.
-    assert (law(compute) - errors) ** 2 == pytest.approx(
-        (expected[0] * compute ** -expected[1] + expected[2] - errors) ** 2, abs=1e-4
-    )
+    assert (law.a, law.b, law.c) == pytest.approx(expected, rel=1e-5)
+    half = stats.t.ppf(0.975, 12 - 3) * np.sqrt(np.diag(covariance))
+    intervals = law.intervals()
+    assert intervals is not None
+    assert [high - low for low, high in intervals.values()] == pytest.approx(2 * half, rel=1e-4)
+    # The band at C = 1 is the interval of a + c.
+    variance = covariance[0, 0] + covariance[2, 2] + 2 * covariance[0, 2]
+    band = law.band(np.array([1.0]))
+    assert band is not None
+    assert band[0] == pytest.approx(stats.t.ppf(0.975, 9) * variance**0.5, rel=1e-4)
+
+
+def test_power_law_fit_keeps_c_above_zero() -> None:
+    law = fit_power_law([1.0, 10.0, 100.0, 1000.0], [0.5, 0.45, 0.35, 0.2])
+    assert law is not None
+    assert law.c == 0.0
+    assert law.freedom == 2
+    assert fit_power_law([1.0, 10.0], [0.5, 0.4]) is None
 
 
 def test_one_seed_has_no_interval() -> None:

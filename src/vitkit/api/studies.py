@@ -114,12 +114,14 @@ def list_studies() -> NameList:
     >>> vitkit.list_studies()[:3]
     ['table8', 'masked', 'fig4']
     """
+    from vitkit.studies.records import probe_rate
     from vitkit.studies.registry import NAMES, find_study
     from vitkit.studies.runner import plan_study
 
-    rows, records = [], list[dict[str, object]]()
+    rows, records, rate = [], list[dict[str, object]](), probe_rate()
+    nowhere = FilePath("runs") / ".planned"
     for name in NAMES:
-        planned = plan_study(find_study(name), out=FilePath("runs") / ".planned", data={}, settings={}, quick=False)
+        planned = plan_study(find_study(name), out=nowhere, data={}, settings={}, quick=False, rate=rate)
         claim = planned.study.claims[0].text
         rows.append((name, str(len(planned.runs)), f"{planned.pflops:.1f}", f"{planned.hours:.1f}", claim))
         records.append(

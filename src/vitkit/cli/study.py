@@ -50,8 +50,10 @@ def command(
     if as_json:
         print_json(result.to_dict())
     elif plan:
-        rows = [(run.name, run.status, f"{run.pflops:.4f}") for run in result.runs]
-        print_table(("run", "status", "PFLOPs"), rows, left=(0, 1))
+        rows = [
+            (run.name, run.status, f"{run.pflops:.4f}", f"{run.pflops / result.rate * 60:.1f}") for run in result.runs
+        ]
+        print_table(("run", "status", "PFLOPs", "minutes"), rows, left=(0, 1))
         click.echo(f"{len(rows)} runs, {result.pflops:.2f} PFLOPs, about {result.hours:.1f} hours left on this machine")
     else:
         print_study(result)
@@ -60,7 +62,6 @@ def command(
 def print_study(result: "StudyResult") -> None:
     """Print the verdicts and the place of the report."""
     print_warnings(result.warnings)
-    done = sum(run.status == "finished" for run in result.runs)
     claims = [(claim.verdict, f"{claim.text} — {claim.detail}") for claim in result.claims]
-    print_sections({f"{result.study.title}: {done} of {len(result.runs)} runs finished": claims})
+    print_sections({f"{result.study.title}: {result.finished} of {len(result.runs)} runs finished": claims})
     stderr_console().print(safe_text(f"report: {result.report_path}"), soft_wrap=True)

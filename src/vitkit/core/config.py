@@ -11,6 +11,7 @@ A configuration is a frozen, keyword-only dataclass. A field is an integer, a nu
 """
 
 import dataclasses
+import functools
 import json
 import re
 import tomllib
@@ -304,15 +305,20 @@ def _read(annotation: object, value: object, *, start: object, key: str) -> obje
     )
 
 
+@functools.cache
+def _adapter(annotation: Any) -> Any:
+    """Return pydantic's validator of a type; to build one takes longer than to read a whole configuration."""
+    from pydantic import TypeAdapter  # noqa: PLC0415  importing it takes 0.1 s, which `vitkit --help` does not need
+
+    return TypeAdapter(annotation)
+
+
 def _validate(annotation: Any, value: object) -> object:
     """Return the value if it fits; raise TypeError (not JSON) or ValueError (another type) if not.
 
     pydantic validates the value as JSON, because there a list may stand for a tuple while all else is strict.
     """
-    from pydantic import TypeAdapter  # noqa: PLC0415  importing it takes 0.1 s, which `vitkit --help` does not need
-
-    adapter: TypeAdapter[object] = TypeAdapter(annotation)
-    result = adapter.validate_json(json.dumps(value), strict=True)
+    result = _adapter(annotation).validate_json(json.dumps(value), strict=True)
     if not _same_integers(value, result):
         raise ValueError(f"{value} is not {result}")
     return result

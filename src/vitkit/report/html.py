@@ -47,14 +47,16 @@ def render_page(
     notices: Sequence[str] = (),
     top: str | Markup = "",
     script: str = "",
+    refresh: int | None = None,
 ) -> str:
-    """Render a page. Strings are escaped, `Markup` is inserted unchanged.
+    """Render a page. Strings are escaped, `Markup` is inserted unchanged. It reloads itself every `refresh` seconds.
 
     >>> page = render_page(title="<Pets>", lead="two classes", sections=[Section("data", "Data", Markup("<p>160</p>"))])
     >>> page.startswith("<!doctype html>"), "&lt;Pets&gt;" in page, "<Pets>" in page
     (True, True, False)
     """
-    content = {"title": title, "lead": lead, "sections": sections, "cards": cards, "notices": notices, "top": top}
+    content: dict[str, object] = {"title": title, "lead": lead, "sections": sections, "cards": cards}
+    content |= {"notices": notices, "top": top, "refresh": refresh}
     script_hash = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     assets = {"css": Markup(asset("report.css")), "script": Markup(script), "script_hash": script_hash}
     return _environment().get_template("page.html").render(content | assets)

@@ -67,16 +67,15 @@ def evaluate_claim(claim: Claim, rows: Sequence[Row]) -> ClaimResult:
         )
     order: dict[Verdict, int] = {"contradicts": 0, "no data": 1, "does not show": 2, "shows": 3}
     worst = min(parts, key=lambda part: order[part.verdict])
-    detail = "; ".join(
-        f"{part.name}: {format_estimate(part.estimate, points=claim.kind in POINT_KINDS)}" for part in parts
-    )
+    points = claim.kind in POINT_KINDS and claim.column != "distance"
+    detail = "; ".join(f"{part.name}: {format_estimate(part.estimate, points=points)}" for part in parts)
     return ClaimResult(
         text=claim.text, expected=claim.expected, verdict=worst.verdict, estimate=worst.estimate, detail=detail
     )
 
 
 POINT_KINDS = ("greater", "equal", "order")
-"""Kinds whose estimate is a difference of accuracies, which is printed in points."""
+"""Kinds whose estimate is a difference, which is printed in points if it is one of accuracies."""
 
 
 def format_estimate(value: Estimate, *, points: bool) -> str:
@@ -119,7 +118,7 @@ def _paired(left: Mapping[int, float], right: Mapping[int, float]) -> list[float
     return [left[seed] - right[seed] for seed in sorted(left.keys() & right.keys())]
 
 
-def _judge(value: Estimate, *, margin: float) -> Verdict:
+def _decide(value: Estimate, *, margin: float) -> Verdict:
     """Return whether a mean is above a margin, by its interval."""
     if value.interval is None:
         return "does not show"
@@ -134,7 +133,7 @@ def _greater(claim: Claim, rows: Sequence[Row]) -> list[_Part]:
         if not differences:
             return []
         value = estimate(differences)
-        parts.append(_Part(name=f"{left} − {right}", verdict=_judge(value, margin=claim.margin), estimate=value))
+        parts.append(_Part(name=f"{left} − {right}", verdict=_decide(value, margin=claim.margin), estimate=value))
     return parts
 
 
@@ -176,7 +175,7 @@ def _steeper(claim: Claim, rows: Sequence[Row]) -> list[_Part]:
             return []
         value = estimate(differences)
         parts.append(
-            _Part(name=f"slope of {left} − {right}", verdict=_judge(value, margin=claim.margin), estimate=value)
+            _Part(name=f"slope of {left} − {right}", verdict=_decide(value, margin=claim.margin), estimate=value)
         )
     return parts
 
@@ -188,7 +187,7 @@ def _shrinks(claim: Claim, rows: Sequence[Row]) -> list[_Part]:
     if not differences:
         return []
     value = estimate(differences)
-    return [_Part(name=f"slope of {right} − {left}", verdict=_judge(value, margin=claim.margin), estimate=value)]
+    return [_Part(name=f"slope of {right} − {left}", verdict=_decide(value, margin=claim.margin), estimate=value)]
 
 
 def _rises(claim: Claim, rows: Sequence[Row]) -> list[_Part]:
@@ -196,7 +195,7 @@ def _rises(claim: Claim, rows: Sequence[Row]) -> list[_Part]:
     for label in claim.labels:
         if label in slopes:
             value = estimate(list(slopes[label].values()))
-            parts.append(_Part(name=f"slope of {label}", verdict=_judge(value, margin=claim.margin), estimate=value))
+            parts.append(_Part(name=f"slope of {label}", verdict=_decide(value, margin=claim.margin), estimate=value))
     return parts
 
 

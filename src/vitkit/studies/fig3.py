@@ -1,6 +1,6 @@
 """Figure 3: fine-tuned accuracy over the size of the pre-training data."""
 
-from vitkit.studies.families import UPSTREAM_SETTINGS
+from vitkit.studies.families import RATES, UPSTREAM_SETTINGS
 from vitkit.studies.study import Claim, Figure, Study
 from vitkit.studies.transfer import DATASETS, MODELS, TRANSFER, UPSTREAMS
 
@@ -12,6 +12,8 @@ STUDY = Study(
     settings=UPSTREAM_SETTINGS,
     data=("upstream", *DATASETS),
     transfer=TRANSFER,
+    rates=RATES,
+    tune_by="model",
     claims=(
         *(
             Claim(

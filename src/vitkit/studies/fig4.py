@@ -47,6 +47,7 @@ STUDY = Study(
     ),
     quick={"family": ("ViT", "hybrid", "BiT"), "fraction": ("0.03", "0.3", "1.0")},
     paper_numbers={"BiT": "better with little pre-training data", "ViT": "catches up and passes as data grows"},
-    hours="5 to 11, counting on early stopping",
-    notes="The paper's ladder is 9, 30, 90 and 300 million images; here it is 3, 10, 30 and 100 % of the images.",
+    hours="5 to 11",
+    notes="Runs stop early on held-out images. The paper's ladder is 9, 30, 90 and 300 million images; here it is 3, "
+    "10, 30 and 100 % of the images.",
 )

@@ -1,6 +1,6 @@
 """Figure 5: accuracy over pre-training compute."""
 
-from vitkit.studies.families import TRIO, UPSTREAM_SETTINGS
+from vitkit.studies.families import RATES, TRIO, UPSTREAM_SETTINGS
 from vitkit.studies.study import Claim, FewShot, Figure, Study
 
 BUDGETS = ("3e13", "1e14", "3e14")
@@ -16,6 +16,9 @@ STUDY = Study(
     settings=UPSTREAM_SETTINGS,
     data=("upstream", "downstream"),
     measures=(FewShot(shots=(5,)),),
+    rates=RATES,
+    tune_by="family",
+    tune_at={"budget": "3e13"},
     claims=(
         Claim(
             text="the hybrid leads ViT at the smallest budget",
@@ -49,5 +52,5 @@ STUDY = Study(
     quick={"budget": ("3e13", "1e14", "3e14")},
     paper_numbers={"ViT": "wins for the same compute", "hybrid": "leads at small budgets"},
     hours="5 to 12",
-    notes="A budget of 1e15 FLOPs is one more label in a TOML file. The fitted curve is err = a · C^−b + c.",
+    notes="The bands are 95 % intervals of the fitted curves.",
 )

@@ -35,6 +35,6 @@ STUDY = Study(
         ),
     ),
     figure=Figure(column="downstream_5shot", lines="pooling", x="rate", log_x=True, x_label="Learning rate"),
-    paper_numbers={"mean": "needs its own learning rate, and then equals the class token"},
+    paper_numbers={"mean": "needs its own learning rate"},
     hours="4.5 to 10",
 )

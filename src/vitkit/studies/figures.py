@@ -1,105 +1,223 @@
 """Figure of a study in the paper's form: one line per family with intervals, or one row of dots per label."""
 
 import io
-import math
+import re
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.backends.backend_pdf import FigureCanvasPdf
 from matplotlib.figure import Figure as Drawing
+from matplotlib.lines import Line2D
 
 from vitkit.core.files import write_bytes, write_text
 from vitkit.report.figures import SERIES, THEME, add_axes, add_text, new_figure, save_png, save_svg
-from vitkit.studies.statistics import Estimate, estimate, fit_power_law
-from vitkit.studies.study import Study
+from vitkit.studies.statistics import Estimate, PowerLaw, estimate, fit_power_law
+from vitkit.studies.study import SEED, Study
 
-Rows = Sequence[Mapping[str, object]]
+Row = Mapping[str, object]
+Rows = Sequence[Row]
+Key = TypeVar("Key", bound=Hashable)
 MARKERS = ("o", "s", "^", "D", "v", "P")
 COLORS = tuple(SERIES.values())
+MAX_LINES = 2 * len(COLORS)
+WIDTH, LEFT, RIGHT = 720, 60, 200
+"""Width of a figure, of its tick labels and of its legend, in points."""
+MIN_POINTS = 4.0
+SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
-def group_points(study: Study, rows: Rows) -> dict[str, dict[float, Estimate]]:
-    """Return the mean with its interval over seeds, by line and x."""
-    figure = study.figure
-    values: dict[tuple[str, float], dict[object, list[float]]] = defaultdict(lambda: defaultdict(list))
+def estimate_groups(study: Study, rows: Rows, key: Callable[[Row], Key]) -> dict[Key, Estimate]:
+    """Return the mean of the figure's column with its interval over seeds, by a key of the rows."""
+    values: dict[Key, dict[object, list[float]]] = defaultdict(lambda: defaultdict(list))
     for row in rows:
-        y, x = row.get(figure.column), row.get(figure.x) if figure.x else 0.0
-        if isinstance(y, int | float) and x is not None:
-            values[str(row[figure.lines]), float(str(x))][row.get("seed")].append(float(y))
-    lines: dict[str, dict[float, Estimate]] = defaultdict(dict)
-    for (line, x), seeds in sorted(values.items(), key=lambda item: item[0][1]):
-        lines[line][x] = estimate([sum(each) / len(each) for each in seeds.values()])
-    return lines
+        y = row.get(study.figure.column)
+        if isinstance(y, int | float):
+            values[key(row)][row.get(SEED)].append(float(y))
+    return {each: estimate([sum(ys) / len(ys) for ys in seeds.values()]) for each, seeds in values.items()}
+
+
+def group_lines(study: Study, rows: Rows) -> dict[str, dict[float, Estimate]]:
+    """Return the estimates of each line in order of x; lines in the order of their labels, at most `MAX_LINES`."""
+    figure = study.figure
+    usable = [row for row in study.spread_base(rows) if row.get(str(figure.x)) is not None]
+    points = estimate_groups(study, usable, lambda row: (str(row[figure.lines]), x_of(study, row)))
+    lines: dict[str, dict[float, Estimate]] = {}
+    for (line, x), point in points.items():
+        lines.setdefault(line, {})[x] = point
+    return {name: dict(sorted(lines[name].items())) for name in list(lines)[:MAX_LINES]}
+
+
+def x_of(study: Study, row: Row) -> float:
+    """Return the x of a row; a measured one, which differs by seed through early stopping, rounded to two digits."""
+    value = float(str(row[str(study.figure.x)]))
+    return value if study.figure.x in study.all_axes else float(f"{value:.2g}")
+
+
+def fit_lines(study: Study, rows: Rows) -> dict[str, PowerLaw]:
+    """Return the power law of the error of each line, over all seeds."""
+    if not study.figure.fit:
+        return {}
+    points: dict[str, list[tuple[float, float]]] = defaultdict(list)
+    for row in rows:
+        y = row.get(study.figure.column)
+        if isinstance(y, int | float):
+            points[str(row[study.figure.lines])].append((x_of(study, row), 1.0 - y))
+    fits = {name: fit_power_law(*zip(*sorted(pairs), strict=True)) for name, pairs in points.items()}
+    return {name: law for name, law in fits.items() if law is not None and np.isfinite(law.a)}
+
+
+def describe_column(study: Study) -> tuple[float, str]:
+    """Return the scale and the label of the figure's column."""
+    column = study.figure.column
+    if column == "distance":
+        return 1.0, "Mean attention distance, pixels"
+    return 100.0, f"{describe_name(column)}, %"
+
+
+def describe_name(column: str) -> str:
+    """Return the name of a column in words.
+
+    >>> describe_name("downstream_10shot"), describe_name("top1"), describe_name("family")
+    ('10-shot accuracy on downstream data', 'Test accuracy', 'Family')
+    """
+    if match := re.fullmatch(r"(\w+)_(\d+)shot", column):
+        return f"{match[2]}-shot accuracy on {match[1]} data"
+    names = {"top1": "Test accuracy", "val_top1": "Validation accuracy", "lr": "Learning rate", "flops": "FLOPs"}
+    return names.get(column, column[:1].upper() + column[1:].replace("_", " "))
+
+
+def format_tick(value: float) -> str:
+    """Format a number of an axis.
+
+    >>> format_tick(0.03), format_tick(3e14), format_tick(1e14)
+    ('0.03', '3·10¹⁴', '10¹⁴')
+    """
+    if 1e-3 <= value < 1e5:
+        return f"{value:g}"
+    digits, _, power = f"{value:.2g}".partition("e") if "e" in f"{value:.2g}" else f"{value:.1e}".partition("e")
+    text = f"10{str(int(power)).translate(SUPERSCRIPTS)}"
+    return text if float(digits) == 1.0 else f"{float(digits):g}·{text}"
 
 
 def draw_figure(study: Study, rows: Rows) -> Drawing:
     """Draw the figure of a study, as far as its runs are finished."""
-    lines = group_points(study, rows)
-    return _draw_lines(study, lines) if study.figure.x else _draw_rows(study, lines)
+    return draw_lines(study, rows) if study.figure.x else draw_rows(study, rows)
 
 
-def _scale(study: Study) -> tuple[float, str]:
-    return (
-        (1.0, study.figure.column)
-        if study.figure.column == "distance"
-        else (100.0, f"{study.figure.column.replace('_', ', ')} accuracy, %")
-    )
-
-
-def _draw_lines(study: Study, lines: Mapping[str, Mapping[float, Estimate]]) -> Drawing:
-    shown = list(lines)[: 2 * len(COLORS)]
-    drawing = new_figure(640, 380)
-    add_text(drawing, 16, 24, study.title, size=14, color="ink", bold=True)
-    scale, label = _scale(study)
-    add_text(drawing, 16, 42, label)
-    axes = add_axes(drawing, 56, 54, 420, 270)
+def draw_lines(study: Study, rows: Rows) -> Drawing:
+    """Draw one line per label over x, with intervals over seeds."""
+    figure, lines, fits = study.figure, group_lines(study, rows), fit_lines(study, rows)
+    drawing, axes, scale = new_axes(study, left=LEFT, height=280)
     axes.grid(axis="y", color=THEME["line"])
-    if study.figure.log_x:
+    axes.margins(x=0.06, y=0.1)
+    if figure.log_x:
         axes.set_xscale("log")
-    ticks = sorted({x for points in lines.values() for x in points})
-    for index, name in enumerate(shown):
-        points, color = lines[name], COLORS[index % len(COLORS)]
-        x, y = list(points), [point.mean * scale for point in points.values()]
-        half = [(p.interval[1] - p.mean) * scale if p.interval else 0.0 for p in points.values()]
-        offset = [each * (1 + 0.012 * (index - len(shown) / 2)) for each in x] if study.figure.log_x else x
-        axes.errorbar(
-            offset,
-            y,
-            yerr=half,
-            color=color,
-            marker=MARKERS[index % len(MARKERS)],
-            capsize=3,
-            markersize=6,
-            linewidth=1.8,
+    for index, (name, points) in enumerate(lines.items()):
+        color, marker = COLORS[index % len(COLORS)], MARKERS[index % len(MARKERS)]
+        shift = 0.012 * (index - (len(lines) - 1) / 2)
+        x = [each * (1 + shift) if figure.log_x else each + 3 * shift for each in points]
+        y = [point.mean * scale for point in points.values()]
+        half = [(p.interval[1] - p.mean) * scale if p.interval and not figure.dots else 0.0 for p in points.values()]
+        bars = axes.errorbar(
+            x, y, yerr=half, label=name, color=color, marker=marker, capsize=3, markersize=6, linewidth=1.6
         )
-        if study.figure.fit and (law := fit_power_law(x, [1 - each / scale for each in y])) and math.isfinite(law.a):
-            across = np.geomspace(min(x), max(x), 50)
-            axes.plot(across, (1 - law(across)) * scale, color=color, linestyle=":", linewidth=1.2)
-        drawing.text(490 / 640, 1 - (70 + 20 * index) / 380, f"● {name}", color=color, fontsize=11, parse_math=False)
-    if study.figure.log_x and len(ticks) <= 8:
-        axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+        line: Line2D = bars[0]
+        line.set_linestyle("none" if name in fits else "--" if index >= len(COLORS) else "-")
+        if figure.dots:
+            heads = [row for row in rows if str(row[figure.lines]) == name]
+            across = [x_of(study, row) + 3 * shift for row in heads]
+            values = [float(str(row[figure.column])) * scale for row in heads]
+            axes.scatter(across, values, s=10, alpha=0.45, color=color, marker=marker)
+        if name in fits:
+            draw_fit(axes, fits[name], list(points), scale=scale, color=color)
+    ticks = sorted({x for points in lines.values() for x in points})
+    if ticks and len(ticks) <= 12:
+        axes.set_xticks(ticks, [format_tick(tick) for tick in ticks])
         axes.minorticks_off()
-    add_text(drawing, 266, 364, study.figure.x_label, align="center")
+    if len(ticks) > 6 and figure.log_x:
+        axes.tick_params(axis="x", labelrotation=30)
+    axes.set_xlabel(figure.x_label, color=THEME["soft"], fontsize=11, labelpad=6)
+    add_legend(axes)
     return drawing
 
 
-def _draw_rows(study: Study, lines: Mapping[str, Mapping[float, Estimate]]) -> Drawing:
-    names, height = list(lines), 28 * max(1, len(lines))
-    drawing = new_figure(640, 110 + height)
-    add_text(drawing, 16, 24, study.title, size=14, color="ink", bold=True)
-    scale, label = _scale(study)
-    add_text(drawing, 16, 42, label)
-    axes = add_axes(drawing, 150, 54, 450, height)
+def draw_fit(axes: Axes, law: PowerLaw, x: Sequence[float], *, scale: float, color: str) -> None:
+    """Draw a fitted curve with its interval."""
+    across = np.geomspace(min(x), max(x), 50)
+    axes.plot(across, (1 - law(across)) * scale, color=color, linewidth=1.6)
+    half = law.band(across)
+    if half is not None:
+        limits, middle = axes.get_ylim(), 1 - law(across)
+        axes.fill_between(across, (middle - half) * scale, (middle + half) * scale, color=color, alpha=0.12)
+        low, high = axes.get_ylim()  # a wide interval does not hide the points
+        axes.set_ylim(max(low, limits[0] - 10), min(high, limits[1] + 10))
+
+
+def draw_rows(study: Study, rows: Rows) -> Drawing:
+    """Draw one row per label with a dot and its interval, and the paper's number where it is one."""
+    figure = study.figure
+    keys, has_series = figure.rows or (figure.lines,), bool(figure.rows)
+    points = estimate_groups(
+        study, rows, lambda row: (", ".join(str(row[a]) for a in keys), str(row[figure.lines]) if has_series else "")
+    )
+    names = list(dict.fromkeys(name for name, _ in points))
+    drawing, axes, scale = new_axes(study, left=170, height=30 * max(1, len(names)))
     axes.grid(axis="x", color=THEME["line"])
-    for index, name in enumerate(names):
-        point = next(iter(lines[name].values()))
-        half = (point.interval[1] - point.mean) * scale if point.interval else 0.0
-        axes.errorbar([point.mean * scale], [index], xerr=[half], color=COLORS[0], marker="o", capsize=3, markersize=7)
+    for index, label in enumerate(dict.fromkeys(label for _, label in points)):
+        color, marker = COLORS[index % len(COLORS)], MARKERS[index % len(MARKERS)]
+        chosen = {name: point for (name, other), point in points.items() if other == label}
+        half = [(p.interval[1] - p.mean) * scale if p.interval else 0.0 for p in chosen.values()]
+        x, y = [p.mean * scale for p in chosen.values()], [names.index(name) for name in chosen]
+        text = f"{figure.lines} {label}" if has_series else None
+        axes.errorbar(
+            x, y, xerr=half, linestyle="none", color=color, marker=marker, capsize=3, markersize=7, label=text
+        )
     axes.set_yticks(range(len(names)), names, parse_math=False)
     axes.set_ylim(max(len(names), 1) - 0.5, -0.5)
+    widen(axes)
+    if has_series and points:
+        add_legend(axes)
+    for index, name in enumerate(names):
+        if re.fullmatch(r"[.\d]+", study.paper_numbers.get(name, "")):
+            text = f"paper: {float(study.paper_numbers[name]) * scale:.1f}"
+            axes.text(1.03, index, text, transform=axes.get_yaxis_transform(), va="center", color=THEME["soft"])
     return drawing
+
+
+def widen(axes: Axes) -> None:
+    """Show at least `MIN_POINTS` points of accuracy, so that small differences look small."""
+    low, high = axes.get_xlim()
+    margin = max(0.08 * (high - low), (MIN_POINTS - (high - low)) / 2)
+    axes.set_xlim(low - margin, high + margin)
+
+
+def new_axes(study: Study, *, left: int, height: int) -> tuple[Drawing, Axes, float]:
+    """Return a figure with title and unit, its axes, and the scale of its numbers."""
+    drawing = new_figure(WIDTH, height + 110)
+    scale, label = describe_column(study)
+    add_text(
+        drawing,
+        16,
+        24,
+        f"{study.title} ({study.paper})" if study.paper else study.title,
+        size=14,
+        color="ink",
+        bold=True,
+    )
+    add_text(drawing, 16, 42, label)
+    return drawing, add_axes(drawing, left, 56, WIDTH - left - RIGHT, height), scale
+
+
+def add_legend(axes: Axes) -> None:
+    """Name the lines to the right of the axes."""
+    if axes.get_legend_handles_labels()[1]:
+        legend = axes.legend(loc="upper left", bbox_to_anchor=(1.02, 1.0), frameon=False, fontsize=11)
+        for text in legend.get_texts():
+            text.set_parse_math(False)
 
 
 def save_figures(study: Study, rows: Rows, out: Path) -> None:

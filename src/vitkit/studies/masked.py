@@ -3,8 +3,6 @@
 from vitkit.studies.families import FINETUNE_SETTINGS, UPSTREAM_SETTINGS, vit
 from vitkit.studies.study import Claim, Figure, Study, Transfer
 
-SELF = {"data.layout": None, "augment.crop_area": [0.5, 1.0]}
-
 
 def _masked(target: str) -> dict[str, object]:
     return {"objective.name": "masked", "objective.masked.target": target}

@@ -1,44 +1,124 @@
-"""Report page of a study: verdicts, figure, the paper's numbers, table and links to the runs."""
+"""Report page of a study: verdicts, figure, the paper's numbers, means, table and links to the runs."""
 
+import os
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from vitkit.core.formatting import MISSING, format_plural
 from vitkit.report.figures import Chart
 from vitkit.report.html import Card, Section, render_page, template_macros
-from vitkit.studies.figures import draw_figure
+from vitkit.studies.dispatch import REPORT_SECONDS
+from vitkit.studies.figures import describe_name, draw_figure, fit_lines
+from vitkit.studies.statistics import PowerLaw, estimate
+from vitkit.studies.study import SEED, Study
 
 if TYPE_CHECKING:
     from vitkit.studies.runner import StudyResult
 
+Rows = Sequence[Mapping[str, object]]
+FRACTION_COLUMNS = ("val_top1", "top1")
 
-def render_study(result: "StudyResult") -> str:
-    """Render the page."""
+
+def render_study(result: "StudyResult", *, drawings: Mapping[str, Sequence[tuple[str, Chart]]]) -> str:
+    """Render the page; `drawings` are further ones by model."""
     study, macros = result.study, template_macros("study.html")
-    finished = sum(run.status == "finished" for run in result.runs)
     chart = Chart(title=study.title, figure=draw_figure(study, result.table))
+    fits = [format_fit(name, law) for name, law in fit_lines(study, result.table).items()]
+    heads, rows = average_rows(study, result.table)
+    cells = [[format_cell(column, row[column]) for column in study.columns] for row in result.table]
     sections = [
         Section("claims", "Claims", macros.claims(result.claims)),
-        Section("figure", "Figure", macros.figure(chart.to_html(), study)),
-        Section(
-            "table",
-            "Table",
-            macros.table(study.columns, [[_cell(row[column]) for column in study.columns] for row in result.table]),
-        ),
-        Section("runs", "Runs", macros.runs(result.runs)),
+        Section("figure", "Figure", macros.figure(chart.to_html(), study, fits)),
+        Section("means", "Means over seeds", macros.means(heads, rows)),
+        Section("table", "Table", macros.table(list(map(describe_name, study.columns)), cells)),
+        Section("runs", "Runs", macros.runs(result.runs, link_runs(result))),
     ]
-    notices = list(result.warnings)
-    if finished < len(result.runs):
-        left = format_plural(len(result.runs) - finished, "run")
-        notices.append(f"{left} left, about {result.hours:.1f} hours: the same command resumes.")
+    if drawings:
+        charts_by_model = {
+            name: [(title, each.to_html()) for title, each in charts] for name, charts in drawings.items()
+        }
+        sections.insert(2, Section("models", "Filters and positions", macros.models(charts_by_model)))
+    notices, left = list(result.warnings), len(result.runs) - result.finished
+    if left:
+        notices.append(f"{format_plural(left, 'run')} left, about {result.hours:.1f} hours: the same command resumes.")
     verdicts = [
         Card(f"Claim {number}", claim.verdict, claim.text) for number, claim in enumerate(result.claims, start=1)
     ]
     quick = "quick, " if result.quick else ""
-    lead = f"{study.paper or 'A study'}, {quick}{finished} of {format_plural(len(result.runs), 'run')} finished"
-    return render_page(title=study.title, lead=lead, sections=sections, cards=verdicts, notices=notices)
+    lead = f"{study.paper or 'A study'}, {quick}{result.finished} of {format_plural(len(result.runs), 'run')} finished"
+    refresh = REPORT_SECONDS if left else None
+    return render_page(
+        title=study.title, lead=lead, sections=sections, cards=verdicts, notices=notices, refresh=refresh
+    )
 
 
-def _cell(value: object) -> str:
+def link_runs(result: "StudyResult") -> dict[str, str]:
+    """Return the addresses of the reports of finished runs, relative to the page."""
+    assert result.report_path is not None
+    directory = result.report_path.parent
+    return {
+        run.name: os.path.relpath(run.path / "report.html", directory)
+        for run in result.runs
+        if run.status == "finished"
+    }
+
+
+def average_rows(study: Study, table: Rows) -> tuple[list[str], list[list[str]]]:
+    """Return heads and rows of the means over seeds, with the paper's number where there is one."""
+    axes = ["model", "layer"] if study.inspects else list(study.all_axes)
+    numbers = [study.figure.column, *(name for name in study.columns if name.endswith(("_top1", "top1", "shot")))]
+    numbers = list(dict.fromkeys(name for name in numbers if any(row[name] is not None for row in table)))
+    extra = [] if study.inspects else ["flops", "images_per_second", "hours"]
+    groups: dict[tuple[str, ...], list[Mapping[str, object]]] = {}
+    for row in table:
+        groups.setdefault(tuple(str(row[axis]) for axis in axes), []).append(row)
+    rows = []
+    for labels, members in groups.items():
+        means = [format_mean(name, members) for name in (*numbers, *extra)]
+        paper = next((study.paper_numbers[label] for label in labels if label in study.paper_numbers), MISSING)
+        seeds = str(len({row[SEED] for row in members}))
+        rows.append([*labels, seeds, *means, *([paper] if study.paper_numbers else [])])
+    heads = [*axes, "seeds", *numbers, *extra, *(["in the paper"] if study.paper_numbers else [])]
+    return list(map(describe_name, heads)), rows
+
+
+def format_mean(column: str, rows: Rows) -> str:
+    """Format the mean of a column over seeds with its interval."""
+    seeds: dict[object, list[float]] = {}
+    for row in rows:
+        if isinstance(value := row[column], int | float):
+            seeds.setdefault(row[SEED], []).append(float(value))
+    if not seeds:
+        return MISSING
+    mean = estimate([sum(each) / len(each) for each in seeds.values()])
+    if not is_fraction(column):
+        return format_cell(column, mean.mean)
+    half = f" ± {(mean.interval[1] - mean.mean) * 100:.1f}" if mean.interval else ""
+    return f"{mean.mean * 100:.1f}{half} %"
+
+
+def is_fraction(column: str) -> bool:
+    """Return whether a column is an accuracy."""
+    return column in FRACTION_COLUMNS or column.endswith("shot")
+
+
+def format_cell(column: str, value: object) -> str:
+    """Format a value of the table.
+
+    >>> format_cell("top1", 0.5), format_cell("flops", 3e14), format_cell("seed", 1)
+    ('50.00 %', '3e+14', '1')
+    """
     if value is None:
         return MISSING
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+    if isinstance(value, float):
+        return f"{value * 100:.2f} %" if is_fraction(column) else f"{value:.3g}"
+    return str(value)
+
+
+def format_fit(name: str, law: PowerLaw) -> tuple[str, ...]:
+    """Format a fitted curve: its name, a, b and c with intervals."""
+    intervals = law.intervals()
+    values = zip("abc", (law.a, law.b, law.c), strict=True)
+    if intervals is None:
+        return (name, *(f"{value:.3g}" for _, value in values))
+    return (name, *(f"{value:.3g} ({intervals[key][0]:.3g} to {intervals[key][1]:.3g})" for key, value in values))

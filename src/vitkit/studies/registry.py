@@ -4,7 +4,8 @@ from importlib import import_module
 from pathlib import Path
 
 from vitkit.core.errors import UnknownNameError, did_you_mean
-from vitkit.studies.study import Study, load_study
+from vitkit.studies.study import Study
+from vitkit.studies.user_study import load_study
 
 NAMES = ("table8", "masked", "fig4", "fig5", "fig9", "fig8", "fig3", "table5", "table7", "axial", "fig7")
 

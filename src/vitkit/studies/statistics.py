@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 CONFIDENCE = 0.95
+Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,21 +126,51 @@ def logit(fraction: float) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class PowerLaw:
-    """err = a · C^−b + c."""
+    """err = a · C^−b + c, by least squares.
+
+    Args:
+        covariance: Covariance of a, b and c; None if there are not more points than parameters. If c is at its limit 0,
+            it is fixed, and its row is zero.
+        freedom: Points minus fitted parameters.
+    """
 
     a: float
     b: float
     c: float
+    covariance: Floats | None = None
+    freedom: int = 0
 
-    def __call__(self, compute: NDArray[np.float64]) -> NDArray[np.float64]:
+    def __call__(self, compute: Floats) -> Floats:
         """Return the error at some compute."""
         return np.asarray(self.a * compute**-self.b + self.c, dtype=np.float64)
 
+    def intervals(self, *, confidence: float = CONFIDENCE) -> dict[str, tuple[float, float]] | None:
+        """Return the intervals of a, b and c."""
+        if self.covariance is None:
+            return None
+        half = t_quantile(0.5 + confidence / 2, self.freedom) * np.sqrt(np.diag(self.covariance))
+        values = zip("abc", (self.a, self.b, self.c), half.tolist(), strict=True)
+        return {name: (value - width, value + width) for name, value, width in values}
+
+    def band(self, compute: Floats, *, confidence: float = CONFIDENCE) -> Floats | None:
+        """Return half the width of the interval of the fitted error at some compute."""
+        if self.covariance is None:
+            return None
+        slopes = power_law_jacobian(np.array([self.a, self.b, self.c]), compute)
+        variance = np.einsum("ni,ij,nj->n", slopes, self.covariance, slopes)
+        return np.asarray(t_quantile(0.5 + confidence / 2, self.freedom) * np.sqrt(variance))
+
+
+def power_law_jacobian(values: Floats, compute: Floats) -> Floats:
+    """Return the derivatives of a · C^−b + c with respect to a, b and c."""
+    power = compute ** -values[1]
+    return np.stack([power, -values[0] * power * np.log(compute), np.ones_like(compute)], axis=1)
+
 
 def fit_power_law(compute: Sequence[float], errors: Sequence[float]) -> PowerLaw | None:
-    """Fit err = a · C^−b + c with 0 ≤ c below all errors; None for fewer than three points.
+    """Fit err = a · C^−b + c with c ≥ 0; None for fewer than three different C.
 
-    For each c the rest is a line in logarithms; the c with the least squared error is refined by a finer grid.
+    Levenberg-Marquardt with C divided by its geometric mean, from the line in logarithms.
 
     >>> law = fit_power_law([1e3, 1e4, 1e5, 1e6], [2 * compute**-0.3 + 0.1 for compute in (1e3, 1e4, 1e5, 1e6)])
     >>> round(law.a, 2), round(law.b, 3), round(law.c, 3)
@@ -147,14 +178,54 @@ def fit_power_law(compute: Sequence[float], errors: Sequence[float]) -> PowerLaw
     """
     if len(set(compute)) < 3 or min(errors) <= 0:
         return None
-    x, y = np.log(np.asarray(compute, dtype=np.float64)), np.asarray(errors, dtype=np.float64)
-    low, high, best = 0.0, float(y.min()) * (1 - 1e-6), (math.inf, PowerLaw(a=0.0, b=0.0, c=0.0))
-    for _ in range(8):
-        grid = np.linspace(low, high, 41)
-        for c in grid:
-            steepness, offset = np.polyfit(x, np.log(np.maximum(y - c, 1e-12)), 1)
-            law = PowerLaw(a=float(np.exp(offset)), b=float(-steepness), c=float(c))
-            best = min(best, (float(((law(np.exp(x)) - y) ** 2).sum()), law), key=lambda pair: pair[0])
-        step = (high - low) / 40
-        low, high = max(best[1].c - step, 0.0), min(best[1].c + step, float(y.min()) * (1 - 1e-6))
-    return best[1]
+    x, y = np.asarray(compute, dtype=np.float64), np.asarray(errors, dtype=np.float64)
+    scale = float(np.exp(np.log(x).mean()))
+    x = x / scale
+    law = min((_refine(x, y, c=c) for c in (0.5 * y.min(), 0.9 * y.min())), key=lambda law: _residual(law, x, y))
+    if law.c < 0:
+        law = _refine(x, y, c=None)
+    # a of the scaled C is a · scale^−b of C itself.
+    factor = scale**law.b
+    covariance = law.covariance
+    if covariance is not None:
+        to_unscaled = np.array([[factor, law.a * factor * np.log(scale), 0], [0, 1, 0], [0, 0, 1]])
+        covariance = to_unscaled @ covariance @ to_unscaled.T
+    return PowerLaw(a=law.a * factor, b=law.b, c=law.c, covariance=covariance, freedom=law.freedom)
+
+
+def _residual(law: PowerLaw, x: Floats, y: Floats) -> float:
+    return float(((law(x) - y) ** 2).sum())
+
+
+def _refine(x: Floats, y: Floats, *, c: float | None) -> PowerLaw:
+    """Return the least-squares fit that starts from a line in logarithms above c; None fixes c at 0."""
+    free = 2 if c is None else 3
+    steepness, offset = np.polyfit(np.log(x), np.log(y - (c or 0.0)), 1)
+    values, damping = np.array([np.exp(offset), -steepness, c or 0.0]), 1e-3
+
+    def loss(values: Floats) -> float:
+        with np.errstate(over="ignore"):
+            return float(((values[0] * x ** -values[1] + values[2] - y) ** 2).sum())
+
+    for _ in range(500):
+        jacobian = power_law_jacobian(values, x)[:, :free]
+        gradient = jacobian.T @ (values[0] * x ** -values[1] + values[2] - y)
+        normal = jacobian.T @ jacobian
+        step = np.zeros(3)
+        step[:free] = np.linalg.solve(normal + damping * np.diag(np.diag(normal) + 1e-15), gradient)
+        if loss(values - step) < loss(values):
+            values, damping = values - step, max(damping / 10, 1e-15)
+            if np.all(np.abs(step) <= 1e-12 * (np.abs(values) + 1e-12)):
+                break
+        else:
+            damping *= 10
+            if damping > 1e12:
+                break
+    freedom = len(y) - free
+    covariance = None
+    if freedom > 0:
+        jacobian = power_law_jacobian(values, x)[:, :free]
+        covariance = np.zeros((3, 3))
+        covariance[:free, :free] = np.linalg.pinv(jacobian.T @ jacobian) * loss(values) / freedom
+    a, b, c = values.tolist()
+    return PowerLaw(a=a, b=b, c=c, covariance=covariance, freedom=freedom)

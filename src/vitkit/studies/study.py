@@ -1,18 +1,10 @@
-"""Studies as data: axes of settings, seeds, measures and claims, and the runs that follow. Imports no torch."""
+"""Studies as data: axes of settings, seeds, measures and claims. Imports no torch."""
 
-import itertools
-import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
-from vitkit.core.config import flatten_settings, from_mapping, parse_assignments, read_toml
 from vitkit.core.errors import ConfigError, did_you_mean
-from vitkit.training.config import RunConfig, expand_settings
-from vitkit.zoo.cost import TRAINING_FACTOR
-from vitkit.zoo.flops import count_forward_flops
-from vitkit.zoo.registry import configure
 
 Settings = Mapping[str, object]
 Axis = Mapping[str, Settings]
@@ -21,9 +13,13 @@ Axis = Mapping[str, Settings]
 SEED, LR = "seed", "lr"
 RESULT_COLUMNS = ("val_top1", "top1", "flops", "images_per_second", "hours")
 """Columns that every run has; those of shots follow."""
-UPSTREAM, DOWNSTREAM = "upstream", "downstream"
-QUICK_FACTOR = 10
-"""A quick study has this many times fewer steps."""
+INSPECTED_COLUMNS = ("run", "model", "family", SEED, "layer", "head", "distance")
+"""Columns of a study of checkpoints."""
+KINDS_OVER_X = ("steeper", "shrinks", "rises", "best_differs")
+LABEL_COUNTS = {"shrinks": (2, 2), "best_differs": (2, 2), "rises": (1, None)}
+"""Fewest and most labels of a claim; other kinds have two or more."""
+UPSTREAM, DOWNSTREAM, RUNS = "upstream", "downstream", "runs"
+"""Names of data; `runs` is the directory of another study."""
 ONE_SEED = "one seed proves nothing: run the study without --quick"
 
 
@@ -79,22 +75,34 @@ class Claim:
 
 @dataclass(frozen=True, kw_only=True)
 class Figure:
-    """The figure: `column` over `x`, a line or group of dots for each label of `lines`."""
+    """The figure: `column` over `x`, a line for each label of `lines`; without x, a row for each.
+
+    Args:
+        rows: Axes of the rows if x is not set; a color for each label of `lines`. None: a row for each label.
+        fit: Draw err = a · x^−b + c with its interval, and report the parameters.
+        dots: Draw every value, and a line through their means.
+    """
 
     column: str
     lines: str
     x: str | None = None
+    rows: tuple[str, ...] = ()
     log_x: bool = False
     fit: bool = False
+    dots: bool = False
     x_label: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Transfer:
-    """Second stage: every run of the first stage is fine-tuned on these axes; its result replaces the first one's."""
+    """Second stage: every run of the first stage is fine-tuned on these axes; its result replaces the first one's.
+
+    With `rates`, the learning rate is chosen for each label of the study's `tune_by` and each cell of these axes.
+    """
 
     axes: Mapping[str, Axis]
     settings: Settings = field(default_factory=dict)
+    rates: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,9 +112,12 @@ class Study:
     Args:
         paper: Figure or table of the paper.
         settings: Settings of every run.
-        data: Where each kind of data was expected when the study was designed; the user names the paths.
+        data: Names of the datasets; the user names their paths.
         rates: Learning rates of which one is chosen for each label of `tune_by`, on held-out images at `tune_at`.
         scratch: Labels of the first axis without a first stage.
+        groups: Further columns: the first word of the label of an axis.
+        base: Label that belongs to every group of its axis.
+        inspects: Study whose checkpoints this one looks at, without training.
         quick: Labels that a quick study keeps, by axis.
         paper_numbers: The paper's own numbers by label of the figure's lines.
         hours: Designed hours on two cores.
@@ -126,13 +137,12 @@ class Study:
     scratch: tuple[str, ...] = ()
     seeds: int = 3
     claims: tuple[Claim, ...] = ()
-    figure: Figure = Figure(column="top1", lines="")
+    figure: Figure
     quick: Mapping[str, Sequence[str]] = field(default_factory=dict)
     paper_numbers: Mapping[str, str] = field(default_factory=dict)
     groups: Mapping[str, str] = field(default_factory=dict)
-    """Further columns: the first word of the label of an axis."""
+    base: str | None = None
     inspects: str | None = None
-    """Study whose checkpoints this one looks at, without training."""
     hours: str = ""
     notes: str = ""
 
@@ -146,34 +156,87 @@ class Study:
         """Columns of the table."""
         few_shot = tuple(column for measure in self.measures for column in measure.columns)
         if self.inspects:
-            return ("run", "family", SEED, "layer", "distance")
+            return INSPECTED_COLUMNS
         return ("run", *self.all_axes, *self.groups, SEED, LR, *RESULT_COLUMNS, *few_shot)
 
     def labels_of(self, axis: str) -> tuple[str, ...]:
         """Return the labels of an axis, or the values of a column of groups."""
-        if axis in self.groups:
-            return tuple(dict.fromkeys(group_label(label) for label in self.all_axes[self.groups[axis]]))
-        return tuple(self.all_axes[axis])
+        if axis not in self.groups:
+            return tuple(self.all_axes[axis])
+        labels = (label for label in self.all_axes[self.groups[axis]] if label != self.base)
+        return tuple(dict.fromkeys(map(group_label, labels)))
+
+    def spread_base(self, rows: Iterable[Mapping[str, object]]) -> list[Mapping[str, object]]:
+        """Return the rows with those of `base` repeated for every group, as claims and figure use them."""
+        result = list(rows)
+        for column, axis in self.groups.items():
+            shared = [row for row in result if row[axis] == self.base]
+            result = [row for row in result if row[axis] != self.base]
+            result += [{**row, column: label} for row in shared for label in self.labels_of(column)]
+        return result
 
     def check(self) -> None:
-        """Raise ConfigError if a claim or the figure names a column or label that does not exist."""
+        """Raise ConfigError if a claim, the figure or `quick` names a column, axis or label that does not exist."""
         for claim in self.claims:
-            where = f"{self.name}: the claim {claim.text!r}"
-            self._check_column(claim.column, where)
-            for axis in (claim.axis, *claim.conditions, *filter(None, (claim.best_of,))):
-                if axis not in (*self.all_axes, *self.groups, *((*self.columns,) if self.inspects else ())):
-                    hint = did_you_mean(axis, (*self.all_axes, *self.groups))
-                    raise ConfigError(f"{where} is about an axis that does not exist", got=axis, hint=hint)
-            if claim.x is not None and claim.x not in self.all_axes:
-                self._check_column(claim.x, where)
-            if self.inspects:
-                continue
-            for axis, label in (*((claim.axis, each) for each in claim.labels), *claim.conditions.items()):
-                if label not in self.labels_of(axis):
-                    hint = did_you_mean(label, self.labels_of(axis))
-                    expected = ", ".join(self.labels_of(axis))
-                    raise ConfigError(f"{where}: {axis} has no label", expected=expected, got=label, hint=hint)
-        self._check_column(self.figure.column, f"{self.name}: the figure")
+            self._check_claim(claim, f"{self.name}: the claim {claim.text!r}")
+        figure, where = self.figure, f"{self.name}: the figure"
+        self._check_column(figure.column, where)
+        self._check_axis(figure.lines, where)
+        for axis in figure.rows:
+            self._check_axis(axis, where)
+        if figure.x is not None:
+            self._check_number(figure.x, where)
+        for axis, labels in self.quick.items():
+            self._check_axis(axis, f"{self.name}: quick")
+            self._check_labels(axis, labels, f"{self.name}: quick")
+        if self.rates and self.tune_by is None:
+            raise ConfigError(f"{self.name}: rates need tune_by, the axis for whose labels they are chosen")
+        if self.tune_by is not None:
+            self._check_axis(self.tune_by, f"{self.name}: tune_by")
+
+    def _check_claim(self, claim: Claim, where: str) -> None:
+        self._check_column(claim.column, where)
+        for axis in (claim.axis, *claim.conditions, *filter(None, (claim.best_of,))):
+            self._check_axis(axis, where)
+        if claim.kind in KINDS_OVER_X:
+            if claim.x is None:
+                raise ConfigError(f"{where}: {claim.kind} needs x, a numeric axis or column")
+            self._check_number(claim.x, where)
+        low, high = LABEL_COUNTS.get(claim.kind, (2, None))
+        if len(claim.labels) < low or (high is not None and len(claim.labels) > high):
+            expected = f"{low}" if low == high else f"at least {low}"
+            raise ConfigError(
+                f"{where}: {claim.kind} has a wrong number of labels", expected=expected, got=claim.labels
+            )
+        if not self.inspects:
+            self._check_labels(claim.axis, claim.labels, where)
+            for axis, label in claim.conditions.items():
+                self._check_labels(axis, (label,), where)
+
+    def _check_labels(self, axis: str, labels: Iterable[str], where: str) -> None:
+        expected = self.labels_of(axis)
+        for label in labels:
+            if label not in expected:
+                hint = did_you_mean(label, expected)
+                raise ConfigError(
+                    f"{where}: {axis} has no such label", expected=", ".join(expected), got=label, hint=hint
+                )
+
+    def _check_axis(self, axis: str, where: str) -> None:
+        axes = self.columns if self.inspects else (*self.all_axes, *self.groups)
+        if axis not in axes:
+            hint = did_you_mean(axis, axes) or f"the axes are {', '.join(axes)}"
+            raise ConfigError(f"{where} is about an axis that does not exist", got=axis, hint=hint)
+
+    def _check_number(self, column: str, where: str) -> None:
+        if column not in self.all_axes:
+            self._check_column(column, where)
+            return
+        for label in self.all_axes[column]:
+            try:
+                float(label)
+            except ValueError:
+                raise ConfigError(f"{where}: x={column} has a label that is no number", got=label) from None
 
     def _check_column(self, column: str, where: str) -> None:
         if column not in self.columns:
@@ -181,278 +244,29 @@ class Study:
             raise ConfigError(f"{where} is about a column that does not exist", got=column, hint=hint)
 
     def make_quick(self) -> "Study":
-        """Return the study with one seed and the labels of `quick`."""
-        kept = {
-            axis: {label: values[label] for label in self.quick.get(axis, values)} for axis, values in self.axes.items()
-        }
-        transfer = self.transfer
-        if transfer is not None:
-            axes = {
-                axis: {label: values[label] for label in self.quick.get(axis, values)}
-                for axis, values in transfer.axes.items()
+        """Return the study with one seed, the labels of `quick`, and claims about these."""
+
+        def keep(axes: Mapping[str, Axis]) -> dict[str, Axis]:
+            return {
+                axis: {label: values[label] for label in self.quick.get(axis, values)} for axis, values in axes.items()
             }
-            transfer = replace(transfer, axes=axes)
-        return replace(self, axes=kept, transfer=transfer, seeds=1)
 
-
-@dataclass(frozen=True, kw_only=True)
-class StudyRun:
-    """One run of a study.
-
-    Args:
-        labels: Label of each axis.
-        needs: Names of runs that must be finished before.
-        rates: Names of tuning runs by learning rate, of which the best decides this run's rate.
-        counts: Whether the run is a row of the table; tuning runs and first stages are not.
-    """
-
-    name: str
-    labels: Mapping[str, str]
-    seed: int
-    config: RunConfig
-    needs: tuple[str, ...] = ()
-    rates: tuple[tuple[float, str], ...] = ()
-    init: str | None = None
-    counts: bool = True
-    measures: tuple[FewShot, ...] = ()
-
-    @property
-    def forward_flops(self) -> int:
-        """FLOPs of a forward pass of one image."""
-        return count_flops(self.config)
-
-    @property
-    def flops(self) -> float:
-        """FLOPs of the training, without early stopping; 0 if the length is set in epochs of unknown data."""
-        schedule = self.config.schedule
-        return float(TRAINING_FACTOR * self.forward_flops * (schedule.steps or 0) * schedule.batch_size)
-
-
-def count_flops(config: RunConfig) -> int:
-    """Count the forward FLOPs of the model of a configuration, for ten classes."""
-    choice = config.model
-    if choice.name is None:
-        return 0
-    sizes = {"image_size": choice.image_size, "patch_size": choice.patch_size}
-    settings = parse_assignments(choice.settings) | {key: size for key, size in sizes.items() if size is not None}
-    model = configure(choice.name, num_classes=10, settings=settings)
-    return sum(count_forward_flops(model).values())
-
-
-def plan_runs(study: Study, *, data: Mapping[str, str], settings: Settings, quick: bool) -> list[StudyRun]:
-    """Return the runs of a study, each after those that it needs."""
-    study.check()
-    if quick:
-        study = study.make_quick()
-    planner = Planner(study=study, data=data, settings=settings, factor=QUICK_FACTOR if quick else 1)
-    runs: dict[str, StudyRun] = {}
-    for run in planner.plan():
-        runs.setdefault(run.name, run)
-    return list(runs.values())
-
-
-@dataclass(frozen=True, kw_only=True)
-class Planner:
-    """Expansion of a study's axes into runs."""
-
-    study: Study
-    data: Mapping[str, str]
-    settings: Settings
-    factor: int
-
-    def plan(self) -> Iterator[StudyRun]:
-        """Yield the runs in an order in which those that are needed come first; seeds are the outermost loop."""
-        study = self.study
-        for seed in range(study.seeds):
-            for labels in cells(study.axes):
-                first = None
-                if next(iter(labels.values()), None) not in study.scratch:
-                    tuning = list(self.tuning_runs(labels))
-                    yield from tuning
-                    first = self.make_run(labels, seed, study.axes, tuning=tuning)
-                    yield replace(first, counts=study.transfer is None)
-                if study.transfer is not None:
-                    for more in cells(study.transfer.axes):
-                        yield self.transfer_run(labels | more, seed, first)
-
-    def tuning_runs(self, labels: Mapping[str, str]) -> Iterator[StudyRun]:
-        """Yield the runs of the first seed with each learning rate, at the labels that the rate is chosen at."""
-        study = self.study
-        if not study.rates:
-            return
-        chosen = {
-            axis: study.tune_at.get(axis, label) if label in study.axes[axis] else label
-            for axis, label in labels.items()
+        transfer = self.transfer and replace(self.transfer, axes=keep(self.transfer.axes))
+        quick = replace(self, axes=keep(self.axes), transfer=transfer, seeds=1)
+        left_out = {label for labels in self.all_axes.values() for label in labels} - {
+            label for labels in quick.all_axes.values() for label in labels
         }
-        at = {axis: label if label in study.axes[axis] else labels[axis] for axis, label in chosen.items()}
-        for axis in study.axes:
-            if axis != study.tune_by and axis not in study.tune_at:
-                at[axis] = next(iter(study.axes[axis]))
-        for rate in study.rates:
-            yield replace(self.make_run(at, 0, study.axes, lr=rate), counts=False, measures=())
+        quick = replace(quick, data=tuple(name for name in self.data if name not in left_out))
+        return replace(quick, claims=tuple(map(quick._reduce_claim, self.claims)))
 
-    def make_run(
-        self,
-        labels: Mapping[str, str],
-        seed: int,
-        axes: Mapping[str, Axis],
-        *,
-        lr: float | None = None,
-        tuning: Sequence[StudyRun] = (),
-    ) -> StudyRun:
-        """Return the run of some labels."""
-        chosen: dict[str, object] = {}
-        for axis, label in labels.items():
-            chosen |= axes[axis][label]
-        config = self.configure(self.study.settings, chosen, data=self.data.get(UPSTREAM, UPSTREAM), seed=seed, lr=lr)
-        return StudyRun(
-            name=run_name(labels, seed, lr),
-            labels=labels,
-            seed=seed,
-            config=config,
-            needs=tuple(run.name for run in tuning),
-            rates=tuple((run.config.schedule.lr, run.name) for run in tuning),
-            measures=self.study.measures,
-        )
-
-    def transfer_run(self, labels: Mapping[str, str], seed: int, first: StudyRun | None) -> StudyRun:
-        """Return the fine-tuning of a first-stage run, or the run from scratch if there is none."""
-        transfer = self.study.transfer
-        assert transfer is not None
-        chosen: dict[str, object] = {}
-        for axis in self.study.axes:
-            values = self.study.axes[axis][labels[axis]]
-            chosen |= {key: value for key, value in values.items() if key.startswith("model.")}
-        dataset = labels.get("dataset", DOWNSTREAM)
-        for axis in transfer.axes:
-            chosen |= transfer.axes[axis][labels[axis]]
-        base = {
-            key: value for key, value in self.study.settings.items() if key.startswith(("model.", "parallel.", "data."))
-        }
-        config = self.configure(
-            base | dict(transfer.settings), chosen, data=self.data.get(dataset, dataset), seed=seed, lr=None
-        )
-        return StudyRun(
-            name=run_name(labels, seed, None),
-            labels=labels,
-            seed=seed,
-            config=config,
-            needs=(first.name,) if first else (),
-            init=first.name if first else None,
-        )
-
-    def configure(self, base: Settings, chosen: Settings, *, data: str, seed: int, lr: float | None) -> RunConfig:
-        """Return the configuration of a run; settings of the user come last, a quick study has fewer steps."""
-        values = expand_settings(dict(base)) | expand_settings(
-            {key: value for key, value in chosen.items() if key != "flops"}
-        )
-        model = [*_texts(base.get("model.settings")), *_texts(chosen.get("model.settings"))]
-        values |= {"model.settings": model, "data.path": data, "seed": seed}
-        config = RunConfig().override(values)
-        if "flops" in chosen:
-            per_step = TRAINING_FACTOR * count_flops(config) * config.schedule.batch_size
-            config = config.override({"steps": max(1, round(float(str(chosen["flops"])) / per_step))})
-        if config.schedule.steps is not None and self.factor > 1:
-            warmup = config.schedule.warmup_steps // self.factor
-            steps = max(1, config.schedule.steps // self.factor)
-            config = config.override({"steps": steps, "schedule.warmup_steps": warmup})
-        user = expand_settings(dict(self.settings))
-        config = config.override(user)
-        return config if lr is None else config.override({"lr": lr})
-
-
-def _texts(value: object) -> list[str]:
-    return [str(each) for each in value] if isinstance(value, list | tuple) else []
+    def _reduce_claim(self, claim: Claim) -> Claim:
+        """Return a claim about those of its labels that the study has, if there are enough."""
+        if self.inspects:
+            return claim
+        labels = tuple(label for label in claim.labels if label in self.labels_of(claim.axis))
+        return replace(claim, labels=labels) if len(labels) > 1 else claim
 
 
 def group_label(label: str) -> str:
     """Return the first word of a label."""
     return label.partition(" ")[0]
-
-
-def cells(axes: Mapping[str, Axis]) -> Iterator[dict[str, str]]:
-    """Yield the labels of every cell of a grid."""
-    for labels in itertools.product(*axes.values()):
-        yield dict(zip(axes, labels, strict=True))
-
-
-def run_name(labels: Mapping[str, str], seed: int, lr: float | None) -> str:
-    """Return the name of a run, which is that of its directory.
-
-    >>> run_name({"family": "BiT r2", "fraction": "0.1"}, 2, None)
-    'BiT-r2_0.1_seed2'
-    """
-    parts = [re.sub(r"[^\w.+-]+", "-", label) for label in labels.values()]
-    return "_".join([*parts, *([] if lr is None else [f"lr{lr:g}"]), f"seed{seed}"])
-
-
-# Studies of users
-
-
-@dataclass(frozen=True, kw_only=True)
-class StudyHeader:
-    """Plain values of a study in a TOML file."""
-
-    title: str = ""
-    paper: str = ""
-    seeds: int = 3
-    rates: tuple[float, ...] = ()
-    tune_by: str | None = None
-    notes: str = ""
-
-
-def load_study(path: Path) -> Study:
-    """Read a study from a TOML file: [settings], [axes.NAME.LABEL], [[measures]], [[claims]], [figure], [quick]."""
-    content: dict[str, Any] = read_toml(path)
-    tables: dict[str, Any] = {
-        name: content.pop(name, default)
-        for name, default in (
-            ("settings", {}),
-            ("axes", {}),
-            ("measures", []),
-            ("claims", []),
-            ("figure", {}),
-            ("quick", {}),
-        )
-    }
-    header = from_mapping(StudyHeader, content, where=f"{path}: ")
-    axes = tables["axes"]
-    if not isinstance(axes, dict) or not axes or not all(isinstance(axis, dict) and axis for axis in axes.values()):
-        raise ConfigError(f"{path}: a study needs axes", expected="tables such as [axes.family.small]", got=axes)
-    lists = {name: tables[name] for name in ("measures", "claims")}
-    for name, value in lists.items():
-        if not isinstance(value, list):
-            raise ConfigError(f"{path}: {name} is not a list", expected=f"[[{name}]]")
-    first = next(iter(axes))
-    study = Study(
-        name=path.stem,
-        title=header.title or path.stem,
-        paper=header.paper,
-        axes={axis: {label: dict(values) for label, values in labels.items()} for axis, labels in axes.items()},
-        settings=_flat(tables["settings"]),
-        measures=tuple(from_mapping(FewShot, each, where=f"{path}: measures.") for each in lists["measures"]),
-        claims=tuple(_read_claim(each, path) for each in lists["claims"]),
-        figure=from_mapping(
-            Figure, {"column": "top1", "lines": first} | dict(_mapping(tables["figure"])), where=f"{path}: figure."
-        ),
-        quick={axis: tuple(map(str, labels)) for axis, labels in tables["quick"].items()},
-        seeds=header.seeds,
-        rates=header.rates,
-        tune_by=header.tune_by,
-        notes=header.notes,
-        data=tuple(dict.fromkeys((UPSTREAM, *(each.get("data", DOWNSTREAM) for each in lists["measures"])))),
-    )
-    study.check()
-    return study
-
-
-def _read_claim(values: Mapping[str, object], path: Path) -> Claim:
-    return from_mapping(Claim, values, where=f"{path}: claims.")
-
-
-def _mapping(value: object) -> dict[str, object]:
-    return dict(value) if isinstance(value, Mapping) else {}
-
-
-def _flat(value: object) -> dict[str, object]:
-    return flatten_settings(_mapping(value))

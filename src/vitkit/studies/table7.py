@@ -33,5 +33,5 @@ STUDY = Study(
     ),
     figure=Figure(column="downstream_5shot", lines="optimizer"),
     quick={"optimizer": ("adam 0.001", "sgd 0.1")},
-    hours="5 to 11, together with axial",
+    hours="2.5 to 5.5",
 )

@@ -3,9 +3,9 @@
 from vitkit.studies.families import UPSTREAM_SETTINGS, vit
 from vitkit.studies.study import Claim, FewShot, Figure, Study
 
-PLACES = {"stem": "stem", "every": "every_layer", "shared": "shared"}
+INJECTIONS = {"stem": "stem", "every": "every_layer", "shared": "shared"}
 KINDS = {"1-D": "learned_1d", "2-D": "learned_2d"}
-LEARNED = tuple(f"{kind} {place}" for kind in KINDS for place in PLACES)
+LEARNED = tuple(f"{kind} {injection}" for kind in KINDS for injection in INJECTIONS)
 
 STUDY = Study(
     name="table8",
@@ -15,11 +15,11 @@ STUDY = Study(
         "positions": {
             "none": {"model.settings": ["positions.kind=none"]},
             **{
-                f"{kind} {place}": {
-                    "model.settings": [f"positions.kind={KINDS[kind]}", f"positions.injection={PLACES[place]}"]
+                f"{kind} {injection}": {
+                    "model.settings": [f"positions.kind={KINDS[kind]}", f"positions.injection={INJECTIONS[injection]}"]
                 }
                 for kind in KINDS
-                for place in PLACES
+                for injection in INJECTIONS
             },
             "relative": {"model.settings": ["positions.kind=relative"]},
         }

@@ -8,5 +8,6 @@ UPSTREAMS: Axis = {"0.1": {"data.fraction": 0.1}, "1.0": {"data.fraction": 1.0}}
 DATASETS = ("cifar10", "cifar100", "pets")
 TRANSFER = Transfer(
     axes={"dataset": {name: {} for name in DATASETS}},
-    settings=dict(FINETUNE_SETTINGS) | {"data.val_fraction": 0.1, "data.layout": None},
+    rates=(0.003, 0.01, 0.03),
+    settings=FINETUNE_SETTINGS,
 )

@@ -4,39 +4,44 @@ The process reads the name of a file from its arguments, and ends when its stand
 a study that was killed.
 """
 
+import functools
 import json
+import math
 import os
 import sys
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import torch
+import numpy as np
 
 from vitkit.core.config import from_mapping, to_mapping
-from vitkit.core.errors import DataError, TrainingError, VitkitError, summarize
+from vitkit.core.errors import DataError, TrainingError, VitkitError, did_you_mean, summarize
 from vitkit.core.files import write_text
 from vitkit.core.signals import EXIT_INTERRUPTED, StopFlag, catch_stop_signals
 from vitkit.data.dataset import ImageSource, subsample
 from vitkit.data.layouts.registry import open_dataset
-from vitkit.data.loader import make_evaluation_loader
+from vitkit.data.verify import read_bad_files
 from vitkit.evaluation.features import LabeledFeatures, compute_features
 from vitkit.evaluation.fewshot import fewshot_splits, score_shots
-from vitkit.inspection.attention import attention_distance
-from vitkit.studies.study import FewShot, StudyRun
+from vitkit.studies.duplicates import FILE as DUPLICATES_FILE
+from vitkit.studies.plan import StudyRun
+from vitkit.studies.records import read_record, result_file, run_path
+from vitkit.studies.study import RUNS, UPSTREAM, FewShot, Study
 from vitkit.training.callbacks import Callback
 from vitkit.training.config import RunConfig
 from vitkit.training.run import run_training
+from vitkit.training.suite import VAL_AS_TEST
 from vitkit.weights.load import load_bundle
 
 POOL, TEST_IMAGES = 50, 2000
 """Images per class that shots are drawn from, and test images, of which features are computed."""
+STDIN = 0
 DRAWS_PER_SEED = 1000
 """Distance between the draws of two seeds."""
-DISTANCE_IMAGES = 128
-"""Images of Figure 7."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,29 +82,60 @@ def read_job(text: str) -> Job:
     )
 
 
-def make_job(run: StudyRun, out: Path, *, data: Mapping[str, str], results: Mapping[str, Mapping[str, Any]]) -> Job:
+def make_job(run: StudyRun, out: Path, *, data: Mapping[str, str]) -> Job:
     """Return the job of a run whose needs are finished: its learning rate and initial weights are known now."""
-    config = run.config
+    config, directory = adapt_data(run.config, out, data=data), run.name
     if run.rates:
-        best = max(run.rates, key=lambda pair: (results[pair[1]]["val_top1"], -results[pair[1]]["val_loss"]))
-        config = config.override({"lr": best[0]})
+        results = {name: (read_record(out, name) or {})["result"] for _, name in run.rates}
+        lr, best = max(run.rates, key=lambda pair: rank(results[pair[1]]))
+        config = config.override({"lr": lr})
+        directory = best if run.is_tuned_here else directory
     if run.init is not None:
-        init = str(out / "runs" / run.init)
+        init = str(run_path(out, run.init, read_record(out, run.init)))
         model = replace(config.model, name=None, patch_size=None, settings=(), init=init, new_head=True)
         config = replace(config, model=model)
     return Job(
         name=run.name,
         config=config,
-        run_dir=out / "runs" / run.name,
-        result_file=out / "results" / f"{run.name}.json",
+        run_dir=out / "runs" / directory,
+        result_file=result_file(out, run.name),
         seed=run.seed,
         measures=run.measures,
         data=data,
     )
 
 
+def adapt_data(config: RunConfig, out: Path, *, data: Mapping[str, str]) -> RunConfig:
+    """Return a configuration that fits its data: without copies of test images, and val as test where there is none."""
+    settings: dict[str, object] = {}
+    if config.data.layout == VAL_AS_TEST and not has_only_val(config.data.path):
+        settings["data.layout"] = None
+    duplicates = out / DUPLICATES_FILE
+    if config.data.path == data.get(UPSTREAM) and duplicates.exists() and read_bad_files(duplicates):
+        settings["data.exclude"] = str(duplicates)
+    return config.override(settings) if settings else config
+
+
+@functools.cache
+def has_only_val(path: str) -> bool:
+    """Return whether a dataset has a validation split and no test split."""
+    splits = open_dataset(path).splits
+    return "val" in splits and "test" not in splits
+
+
+def rank(result: Mapping[str, Any]) -> tuple[float, float]:
+    """Return what the best learning rate has the largest of: the accuracy on held-out images, then the negative loss.
+
+    >>> rank({"val_top1": 0.5, "val_loss": 1.2}) > rank({"val_top1": None, "val_loss": 0.1})
+    True
+    """
+    top1, loss = result["val_top1"], result["val_loss"]
+    return (-1.0 if top1 is None else top1, -math.inf if loss is None else -loss)
+
+
 def execute(job: Job, *, callback: Callback, stop: StopFlag) -> bool:
     """Train and measure. Return False if a stop was requested; everything is saved in that case."""
+    start = time.monotonic()
     summary: Any = run_training(job.config, job.run_dir, callback=callback, stop=stop).summary
     if summary is None:
         return False
@@ -114,9 +150,12 @@ def execute(job: Job, *, callback: Callback, stop: StopFlag) -> bool:
     for measure in job.measures:
         record |= measure_shots(job, measure)
     # The speed depends on the machine and is kept apart, so that the rest is equal after a kill.
-    speed = {"images_per_second": compute["images_per_second"], "hours": (compute["seconds"] or 0.0) / 3600}
+    hours = (compute["seconds"] or 0.0) / 3600
+    wall_hours = max(hours, (time.monotonic() - start) / 3600)
+    speed = {"images_per_second": compute["images_per_second"], "hours": hours, "wall_hours": wall_hours}
     job.result_file.parent.mkdir(parents=True, exist_ok=True)
-    write_text(job.result_file, json.dumps({"result": record, "speed": speed}, indent=2) + "\n")
+    content = {"directory": job.run_dir.name, "result": record, "speed": speed}
+    write_text(job.result_file, json.dumps(content, indent=2) + "\n")
     return True
 
 
@@ -147,39 +186,47 @@ def limit_images(source: ImageSource, count: int) -> ImageSource:
     return source if len(source) <= count else subsample(source, fraction=count / len(source), salt="few-shot ")
 
 
-def measure_distances(run_dir: Path, data: str) -> list[dict[str, object]]:
-    """Return the attention distance of a model by layer, averaged over heads."""
-    bundle = load_bundle(str(run_dir))
-    source = next(iter(open_dataset(data).splits.values()))
-    images = limit_images(source, DISTANCE_IMAGES)
-    with torch.no_grad(), make_evaluation_loader(images, preprocessing=bundle.preprocessing, batch_size=32) as batches:
-        model = bundle.build_model().eval()
-        distances = attention_distance(model, (bundle.preprocessing.normalize(batch.pixels) for batch in batches))
-    return [{"layer": layer, "distance": float(each.mean())} for layer, each in enumerate(distances, start=1)]
-
-
-def check_data(data: Mapping[str, str], names: Sequence[str], *, study: str) -> None:
+def check_data(data: Mapping[str, str], study: Study, *, needed: Sequence[str]) -> None:
     """Raise an error that names the data a study needs, before anything starts."""
-    for name in names:
+    for name in needed:
         if name not in data:
             raise DataError(
-                f"{study} needs the data {name!r}, which is not given",
+                f"{study.name} needs the data {name!r}, which is not given",
                 expected=f"data.{name}=PATH, a labeled dataset in any layout",
-                hint=f"vitkit study {study} --out DIR {' '.join(f'data.{each}=PATH' for each in names)}",
+                hint=f"vitkit study {study.name} --out DIR {' '.join(f'data.{each}=PATH' for each in needed)}",
             )
-        if name != "runs":
-            dataset = open_dataset(data[name])
-            if min(map(len, dataset.splits.values())) == 0 or not dataset.classes:
-                raise DataError(
-                    f"{data[name]}: no labeled images", hint="download the dataset again, and vitkit data check"
-                )
+    if unknown := [name for name in data if name not in study.data]:
+        hint = did_you_mean(unknown[0], study.data) or f"its data are {', '.join(study.data)}"
+        raise DataError(f"{study.name} has no data called {unknown[0]!r}", hint=hint)
+    shots = {measure.data: max(measure.shots) for measure in study.measures}
+    for name in needed:
+        if name != RUNS:
+            check_images(data[name], shots=shots.get(name, 0))
+
+
+def check_images(path: str, *, shots: int) -> None:
+    """Raise DataError if a dataset has no labels, an empty split, or a class with too few images for the shots."""
+    dataset = open_dataset(path)
+    if not dataset.classes or min(map(len, dataset.splits.values())) == 0:
+        raise DataError(f"{path}: no labeled images", hint="download the dataset again, and vitkit data check")
+    if shots:
+        train, _ = fewshot_splits(dataset)
+        counts = np.bincount(train.labels, minlength=len(dataset.classes))
+        if counts.min() < shots:
+            raise DataError(
+                f"{path}: the class {dataset.classes[int(counts.argmin())]} has {counts.min()} training images",
+                expected=f"at least {shots} for few-shot accuracy",
+                hint="download the dataset again: files are missing",
+            )
 
 
 def end_with_parent() -> None:
     """End this process when its standard input ends, which the parent holds open."""
 
     def wait() -> None:
-        sys.stdin.buffer.read()
+        # Not sys.stdin: a forked process closes it, and would wait forever for the lock that this thread holds.
+        while os.read(STDIN, 1):
+            pass
         os._exit(1)
 
     threading.Thread(target=wait, daemon=True).start()

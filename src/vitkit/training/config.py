@@ -78,6 +78,7 @@ class DataConfig:
         label_fraction: Fraction of each class's training images to use, chosen by the run's seed. Objectives without
             labels use all images.
         preprocessing: Name of an origin; None uses the preprocessing of the initial weights, else squashes the image.
+        exclude: CSV file with the columns file and reason, as bad_files.csv: images that are left out.
         max_bad_fraction: Fraction of unreadable images above which the run fails.
         workers: Processes that load images; None uses the available cores.
     """
@@ -91,6 +92,7 @@ class DataConfig:
     channels: int = 3
     preprocessing: str | None = None
     verify: bool = True
+    exclude: str | None = None
     max_bad_fraction: float = 0.2
     workers: int | None = None
     fractals: FractalConfig = FractalConfig()

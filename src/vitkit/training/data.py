@@ -170,6 +170,7 @@ def make_reading_progress(
 
 def split_dataset(config: DataConfig, dataset: Dataset, bad: list[BadFile]) -> RunData:
     """Exclude bad files and return the splits of a run, holding out validation images if the dataset has none."""
+    bad = [*bad, *(read_bad_files(config.exclude) if config.exclude else [])]
     splits = {name: exclude_files(source, bad) for name, source in dataset.splits.items()}
     train, val, test = splits.get("train", splits.get("all")), splits.get("val"), splits.get("test")
     if train is None:

@@ -40,6 +40,12 @@ def open_tiny_imagenet(path: Path) -> Dataset:
             synsets[split][name] = annotations[file_name]
     if missing := [name for name in files if is_image(name) and name.startswith("val/") and name not in synsets["val"]]:
         raise DataError(f"{path / ANNOTATIONS} has no line for {shorten_list(missing)}")
+    present = {name.rpartition("/")[2] for name in synsets["val"]}
+    if lost := [name for name in annotations if name not in present]:
+        raise DataError(
+            f"{path}: {len(lost)} of {len(annotations)} validation images are missing: {shorten_list(lost)}",
+            hint="download the dataset again",
+        )
     by_split = {split: of_split for split, of_split in synsets.items() if of_split}
     ids, labels = number_class_names(path, {split: list(of_split.values()) for split, of_split in by_split.items()})
     names = {split: list(of_split) for split, of_split in by_split.items()}

@@ -1,0 +1,47 @@
+"""Copies of test images among the pre-training images."""
+
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from vitkit.core.signals import StopFlag
+from vitkit.data.layouts.registry import open_dataset
+from vitkit.studies.duplicates import exclude_duplicates
+from vitkit.studies.plan import plan_runs
+from vitkit.studies.registry import find_study
+from vitkit.studies.worker import adapt_data
+from vitkit.training.callbacks import Callback
+from vitkit.training.config import DataConfig
+from vitkit.training.data import split_dataset
+
+
+def write_images(path: Path, generator: np.random.Generator, count: int) -> list[Path]:
+    """Write noise that is smooth, as photos are."""
+    files = [path / name / f"{index}.png" for name in "ab" for index in range(count)]
+    for file in files:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        small = generator.integers(0, 255, (6, 6, 3), dtype=np.uint8)
+        Image.fromarray(small).resize((48, 48), Image.Resampling.BICUBIC).save(file)
+    return files
+
+
+def test_copies_of_test_images_are_left_out(tmp_path) -> None:
+    generator = np.random.default_rng(0)
+    upstream = write_images(tmp_path / "up/train", generator, 30)
+    tests = write_images(tmp_path / "down/test", generator, 4)
+    write_images(tmp_path / "down/train", generator, 4)
+    with Image.open(tests[1]) as image:
+        image.resize((40, 40)).save(upstream[7])
+    data = {"upstream": str(tmp_path / "up"), "downstream": str(tmp_path / "down")}
+    for _ in range(2):  # the second time from the file
+        [bad] = exclude_duplicates(tmp_path, data, list(data), callback=Callback(), stop=StopFlag())
+        assert (bad.name, bad.reason) == ("train/a/7.png", "copy of test/a/1.png of downstream")
+    [run, *_] = plan_runs(find_study("table8"), data=data, settings={}, quick=True)
+    config = adapt_data(run.config, tmp_path, data=data).data
+    assert config.exclude == str(tmp_path / "duplicates.csv")
+    assert config.layout is None, "there is no val split that could be the test"
+    train = split_dataset(
+        DataConfig(exclude=config.exclude, val_fraction=0.0), open_dataset(data["upstream"]), []
+    ).train
+    assert len(train) == len(upstream) - 1

@@ -1,0 +1,137 @@
+"""Plans: declared studies, studies of users, and what is wrong with them."""
+
+import pytest
+
+from vitkit.core.errors import ConfigError
+from vitkit.studies.plan import plan_runs
+from vitkit.studies.registry import NAMES, find_study
+from vitkit.studies.user_study import load_study
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_declared_study_is_consistent(name) -> None:
+    study = find_study(name)
+    study.check()
+    if not study.inspects:
+        full, quick = (plan_runs(study, data={}, settings={}, quick=quick) for quick in (False, True))
+        assert len(quick) < len(full)
+        names = [run.name for run in full]
+        assert all(names.index(need) < index for index, run in enumerate(full) for need in run.needs)
+
+
+def test_families_have_about_equal_flops() -> None:
+    runs = plan_runs(find_study("fig5"), data={}, settings={}, quick=True)
+    flops = [run.forward_flops for run in runs]
+    assert max(flops) < 1.15 * min(flops)
+
+
+def test_axial_model_is_compared_at_equal_flops() -> None:
+    runs = plan_runs(find_study("axial"), data={}, settings={}, quick=True)
+    flops = {run.labels["model"]: run.forward_flops for run in runs}
+    assert flops["ViT, equal FLOPs"] == pytest.approx(flops["axial, 4 layers"], rel=0.05)
+
+
+def test_learning_rate_is_chosen_once_per_family() -> None:
+    runs = {run.name: run for run in plan_runs(find_study("fig4"), data={}, settings={}, quick=False)}
+    expected = ("ViT_0.3_lr0.0003_seed0", "ViT_0.3_lr0.001_seed0", "ViT_0.3_lr0.003_seed0")
+    assert runs["ViT_0.03_seed2"].needs == runs["ViT_0.3_seed0"].needs == expected
+    assert runs["ViT_0.3_seed0"].is_tuned_here
+    assert runs["ViT_0.3_seed0"].flops == 0.0
+    assert not runs["ViT_0.3_seed1"].is_tuned_here
+
+
+def test_fine_tuning_rate_is_chosen_by_model_and_dataset() -> None:
+    runs = {run.name: run for run in plan_runs(find_study("fig3"), data={}, settings={}, quick=False)}
+    run = runs["BiT_1.0_pets_seed2"]
+    assert run.init == "BiT_1.0_seed2"
+    assert run.needs == ("BiT_1.0_seed2", *(f"BiT_0.1_pets_lr{rate}_seed0" for rate in (0.003, 0.01, 0.03)))
+    assert runs["BiT_0.1_pets_lr0.01_seed0"].init == "BiT_0.1_seed0"
+
+
+def test_base_belongs_to_every_group() -> None:
+    study = find_study("fig8")
+    rows = [{"shape": "base", "scaled": "base", "y": 1}, {"shape": "depth 2", "scaled": "depth", "y": 2}]
+    spread = study.spread_base(rows)
+    assert [row["y"] for row in spread if row["scaled"] == "depth"] == [2, 1]
+    assert [row["y"] for row in spread if row["scaled"] == "patch"] == [1]
+
+
+USER_STUDY = """
+title = "Mine"
+seeds = 2
+rates = [0.1, 0.01]
+tune_by = "depth"
+[settings.model]
+name = "Ti/16"
+[axes.depth.1]
+"model.settings" = ["depth=1"]
+[axes.depth.2]
+"model.settings" = ["depth=2"]
+[axes.set.a.data]
+path = "upstream"
+[axes.set.b.data]
+path = "elsewhere"
+[tune_at]
+set = "b"
+[[measures]]
+shots = [1]
+[[claims]]
+text = "deeper is better"
+kind = "greater"
+column = "top1"
+axis = "depth"
+labels = ["2", "1"]
+where = ["set=a"]
+[transfer]
+rates = [0.2]
+[transfer.axes.labels.few]
+"data.label_fraction" = 0.1
+"""
+
+
+def write(tmp_path, *replacements: tuple[str, str]):
+    text = USER_STUDY
+    for old, new in replacements:
+        assert old in text
+        text = text.replace(old, new)
+    (tmp_path / "mine.toml").write_text(text)
+    return tmp_path / "mine.toml"
+
+
+def test_user_study_is_a_toml_file(tmp_path) -> None:
+    study = load_study(write(tmp_path))
+    data = {"upstream": "here", "downstream": "there"}
+    runs = {run.name: run for run in plan_runs(study, data=data, settings={}, quick=False)}
+    assert study.data == ("upstream", "downstream")
+    assert runs["1_a_seed0"].config.data.path == "here"
+    assert runs["1_b_seed1"].config.data.path == "elsewhere"
+    assert runs["1_a_seed1"].needs == ("1_b_lr0.1_seed0", "1_b_lr0.01_seed0")
+    assert runs["2_a_few_seed1"].config.data.label_fraction == 0.1
+    assert runs["2_a_few_seed1"].needs == ("2_a_seed1", "2_b_few_lr0.2_seed0")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ('column = "top1"', 'column = "top_1"', "column that does not exist.*top_1.*\n.*did you mean top1"),
+        ('axis = "depth"', 'axis = "detph"', "axis that does not exist.*detph.*\n.*did you mean depth"),
+        ('labels = ["2", "1"]', 'labels = ["2", "3"]', "depth has no such label.*1, 2.*3"),
+        ('labels = ["2", "1"]', 'labels = ["2"]', "greater has a wrong number of labels.*at least 2"),
+        ('kind = "greater"', 'kind = "steeper"', "steeper needs x"),
+        ('kind = "greater"', 'kind = "steeper"\nx = "set"', "x=set has a label that is no number.*a"),
+        ('kind = "greater"', 'kind = "above"', "claims.kind"),
+        ('tune_by = "depth"', "", "rates need tune_by"),
+        ("[tune_at]", '[quick]\nset = ["c"]\n[tune_at]', "quick: set has no such label"),
+        ("[[claims]]", "[claims]", "claims is not a list"),
+    ],
+)
+def test_error_in_a_user_study_is_named(tmp_path, old, new, message) -> None:
+    path = write(tmp_path, (old, new))
+    with pytest.raises(ConfigError, match=message):
+        load_study(path)
+
+
+def test_labels_with_the_same_run_name_are_refused(tmp_path) -> None:
+    study = load_study(write(tmp_path, ("[axes.set.b.data]", '[axes.set."x y".data]\npath = ""\n[axes.set.x-y.data]')))
+    with pytest.raises(ConfigError, match="two runs are called"):
+        plan_runs(study, data={}, settings={}, quick=False)

@@ -1,0 +1,93 @@
+"""Write the pages docs/studies/NAME.md: command, hours, claims, and the results and figures of given studies.
+
+python tools/study_pages.py [runs/table8 runs/fig4 …]
+
+A directory is the --out of a study; its verdicts and figure replace those of the page. What stands below "## Surprises"
+is written by hand and kept, and so is the result of studies that are not given.
+"""
+
+import json
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+from vitkit.studies.registry import NAMES, find_study
+from vitkit.studies.study import Study
+
+PAGES = Path(__file__).resolve().parents[1] / "docs" / "studies"
+STATE, SURPRISES = "## Result\n", "## Surprises\n"
+NOT_RUN = (
+    "Not run yet. The command writes `report.html`, and the figure as `figure.png`, `figure.svg` and `figure.pdf`.\n"
+)
+
+
+def write_page(study: Study, result: Path | None) -> None:
+    """Write the page of a study; keep its result if there is no new one."""
+    page = PAGES / f"{study.name}.md"
+    before = page.read_text(encoding="utf-8") if page.exists() else ""
+    _, _, surprises = before.partition(SURPRISES)
+    _, _, state = before.removesuffix(SURPRISES + surprises).partition(STATE)
+    state = state.strip() or NOT_RUN.strip()
+    if result is not None:
+        state = describe_result(json.loads((result / "result.json").read_bytes()))
+        shutil.copyfile(result / "figure.svg", PAGES / f"{study.name}.svg")
+    parts = [describe_study(study), f"{STATE}\n{state.strip()}\n"]
+    if surprises.strip():
+        parts.append(f"{SURPRISES}\n{surprises.strip()}\n")
+    page.write_text("\n".join(parts), encoding="utf-8")
+
+
+def describe_study(study: Study) -> str:
+    """Return the part of a page that follows from the declaration."""
+    paths = " ".join(f"data.{name}=PATH" for name in study.data)
+    claims = "\n".join(f"| {claim.text} | {claim.expected} |" for claim in study.claims)
+    seeds = (
+        "Nothing is trained." if study.inspects else f"{study.seeds} seeds; `--quick` has one, which proves nothing."
+    )
+    notes = f" {study.notes}" if study.notes else ""
+    return f"""# {study.title} ({study.name})
+
+{study.paper} of the paper.{notes}
+
+```sh
+vitkit study {study.name} --plan
+vitkit study {study.name} --out runs/{study.name} {paths}
+```
+
+Designed for {study.hours} hours on two cores. {seeds}
+
+| claim, written before the first run | expected |
+|---|---|
+{claims}
+"""
+
+
+def describe_result(result: dict[str, Any]) -> str:
+    """Return the state, the verdicts and the figure of a study."""
+    runs = result["runs"]
+    finished = sum(run["status"] == "finished" for run in runs)
+    kind = "Quick: one seed and a tenth of the steps, which proves nothing. " if result["quick"] else ""
+    left = f", about {result['hours_left']:.1f} hours left" if finished < len(runs) else ""
+    verdicts = "\n".join(
+        f"| {claim['text']} | **{claim['verdict']}** | {claim['detail']} |" for claim in result["claims"]
+    )
+    return f"""{kind}{finished} of {len(runs)} runs are finished{left}.
+
+| claim | verdict | estimate |
+|---|---|---|
+{verdicts}
+
+![{result["title"]}]({result["study"]}.svg)
+"""
+
+
+def main() -> None:
+    """Write all pages."""
+    results = {json.loads((path / "result.json").read_bytes())["study"]: path for path in map(Path, sys.argv[1:])}
+    for name in NAMES:
+        write_page(find_study(name), results.get(name))
+
+
+if __name__ == "__main__":
+    main()

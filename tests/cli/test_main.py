@@ -308,7 +308,7 @@ def test_log_format_json_makes_messages_and_errors_json(
 
 def test_lists_need_no_torch() -> None:
     program = "import sys; from vitkit.cli.main import main\n"
-    commands = (["models"], ["models", "B/*", "--json"], ["recipes"], ["recipes", "digits"])
+    commands = (["models"], ["models", "B/*", "--json"], ["recipes"], ["recipes", "digits"], ["cost", "--table6"])
     program += "".join(f"assert main({command}) == 0\n" for command in commands) + "print('torch' in sys.modules)"
     run = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
     assert run.stdout.splitlines()[-1] == "False"

@@ -6,6 +6,7 @@ table.csv, result.json, figure.png, .svg and .pdf, report.html.
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 import time
@@ -376,7 +377,7 @@ def inspect_runs(study: Study, *, out: Path, data: Mapping[str, str]) -> StudyRe
         raise DataError(
             f"{directory} has no finished runs",
             expected="the --out directory of a study",
-            hint=f"vitkit study {study.inspects} --out {directory}",
+            hint=f"vitkit study {study.inspects} --out {shlex.quote(str(directory))}",
         )
     table, records = list[dict[str, object]](), list[RunRecord]()
     for path in found:

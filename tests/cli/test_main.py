@@ -231,6 +231,17 @@ def test_errors_have_no_color_without_a_terminal(capsys: pytest.CaptureFixture[s
     assert capsys.readouterr().err == "error: no images\n"
 
 
+@pytest.mark.parametrize(("terminal", "has_color"), [("xterm", True), ("dumb", False)])
+def test_errors_have_no_color_on_a_dumb_terminal(
+    terminal: str, has_color: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TERM", terminal)
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    print_error("no images")
+    assert ("\x1b[" in capsys.readouterr().err) is has_color
+
+
 @pytest.mark.parametrize(
     ("text", "shown"),
     [

@@ -20,9 +20,10 @@ test: $(VENV)/.dev
 test-gpu: $(VENV)/.dev
 	VITKIT_TEST_GPU=1 $(BIN)/python -m pytest -n 0 tests/gpu
 
-# The lowest versions that pyproject.toml admits, in an environment of their own.
+# The lowest versions that pyproject.toml admits, in an environment of their own. Warnings are not errors there: old
+# releases warn about newer ones of their own dependencies.
 test-lowest: constraints-lowest.txt pyproject.toml
-	$(MAKE) test VENV=.venv-lowest CONSTRAINTS=constraints-lowest.txt
+	PYTEST_ADDOPTS='-W default' $(MAKE) test VENV=.venv-lowest CONSTRAINTS=constraints-lowest.txt
 
 soak: $(VENV)/.dev
 	$(BIN)/python tests/soak/soak.py --full

@@ -45,12 +45,12 @@ def fix_torchvision() -> None:
 
 def _import_or_skip(name: str) -> Any:
     if find_spec(name) is None:
-        pytest.skip(f"{name} is not installed")
+        pytest.skip(f"{name} is not installed", allow_module_level=True)
     fix_torchvision()
     try:
         return _import(name)
     except Exception as error:
-        pytest.skip(f"{name} is installed but cannot be imported: {error}")
+        pytest.skip(f"{name} is installed but cannot be imported: {error}", allow_module_level=True)
 
 
 def import_timm() -> Any:

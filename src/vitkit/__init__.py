@@ -16,19 +16,8 @@ if TYPE_CHECKING:
     from vitkit.api.deployment import benchmark, export, serve
     from vitkit.api.evaluation import evaluate, fewshot
     from vitkit.api.inspection import inspect
-    from vitkit.api.listing import list_models, list_recipes
-    from vitkit.api.models import (
-        adapt,
-        convert,
-        cost,
-        create,
-        describe_weights,
-        diff_weights,
-        load,
-        save,
-        table6,
-        verify,
-    )
+    from vitkit.api.listing import cost, list_models, list_recipes, table6
+    from vitkit.api.models import adapt, convert, create, describe_weights, diff_weights, load, save, verify
     from vitkit.api.prediction import predict
     from vitkit.api.run import Run
     from vitkit.api.studies import list_studies, study
@@ -119,7 +108,7 @@ _HOMES = {
     "clear_cache": "vitkit.api.system",
     "compare": "vitkit.api.comparison",
     "convert": "vitkit.api.models",
-    "cost": "vitkit.api.models",
+    "cost": "vitkit.api.listing",
     "create": "vitkit.api.models",
     "demo": "vitkit.api.training",
     "describe_weights": "vitkit.api.models",
@@ -140,7 +129,7 @@ _HOMES = {
     "serve": "vitkit.api.deployment",
     "study": "vitkit.api.studies",
     "suite": "vitkit.api.training",
-    "table6": "vitkit.api.models",
+    "table6": "vitkit.api.listing",
     "train": "vitkit.api.training",
     "verify": "vitkit.api.models",
 }

@@ -231,6 +231,17 @@ def test_errors_have_no_color_without_a_terminal(capsys: pytest.CaptureFixture[s
     assert capsys.readouterr().err == "error: no images\n"
 
 
+@pytest.mark.parametrize(("terminal", "has_color"), [("xterm", True), ("dumb", False)])
+def test_errors_have_no_color_on_a_dumb_terminal(
+    terminal: str, has_color: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TERM", terminal)
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    print_error("no images")
+    assert ("\x1b[" in capsys.readouterr().err) is has_color
+
+
 @pytest.mark.parametrize(
     ("text", "shown"),
     [
@@ -308,7 +319,7 @@ def test_log_format_json_makes_messages_and_errors_json(
 
 def test_lists_need_no_torch() -> None:
     program = "import sys; from vitkit.cli.main import main\n"
-    commands = (["models"], ["models", "B/*", "--json"], ["recipes"], ["recipes", "digits"])
+    commands = (["models"], ["models", "B/*", "--json"], ["recipes"], ["recipes", "digits"], ["cost", "--table6"])
     program += "".join(f"assert main({command}) == 0\n" for command in commands) + "print('torch' in sys.modules)"
     run = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
     assert run.stdout.splitlines()[-1] == "False"

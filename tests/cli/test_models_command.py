@@ -65,7 +65,9 @@ def test_pattern_matches_names_and_aliases(capsys, pattern, names):
     assert [row["name"] for row in rows(capsys, pattern)] == names
 
 
-def test_table_has_one_line_per_model(capsys):
+@pytest.mark.parametrize("columns", ["40", "100"])
+def test_table_has_one_line_per_model(capsys, monkeypatch, columns):
+    monkeypatch.setenv("COLUMNS", columns)
     assert main(["models"]) == 0
     lines = capsys.readouterr().out.splitlines()
     for variant in VARIANTS:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from vitkit.api import sources
 from vitkit.core import environment
 from vitkit.core.environment import limit_threads, usable_cores
 
@@ -85,6 +86,13 @@ def test_limit_threads_before_torch_is_imported(monkeypatch, quota, given, expec
     monkeypatch.setattr(environment, "_read_quotas", lambda root: iter([quota]))
     limit_threads()
     assert os.environ.get("OMP_NUM_THREADS") == expected
+
+
+@pytest.mark.parametrize(("cores", "workers"), [(1, 1), (2, 2), (64, 2)])
+def test_decoding_processes_do_not_exceed_the_cores(monkeypatch, cores, workers):
+    monkeypatch.setattr(sources, "usable_cores", lambda: cores)
+    assert sources.resolve_workers(None) == workers
+    assert sources.resolve_workers(5) == 5
 
 
 def test_no_other_module_counts_cores():

@@ -20,6 +20,7 @@ from vitkit.data.verify import (
     find_bad_files,
     map_images,
     read_bad_files,
+    skip_unreadable,
     write_bad_files,
 )
 
@@ -76,6 +77,12 @@ def test_bad_files_are_named_with_reasons(mixed, workers):
     told: list[int] = []
     assert find_bad_files(mixed, workers=workers, progress=told.append) == BAD
     assert told == [1] * 60
+
+
+def test_command_in_the_hint_quotes_the_path():
+    with pytest.raises(DataError, match="none of the 2 images can be read") as info:
+        skip_unreadable(Listed([b"", b""]), path="my photos")
+    assert "vitkit data check 'my photos'" in info.value.hint
 
 
 def test_empty_source_has_no_bad_files():

@@ -2,12 +2,15 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
-from server.browser import Page, chromium, without_side_effects
 from server.serving import RunningServer, run_server, save_tiny_model
 
 import vitkit
+
+if TYPE_CHECKING:
+    from server.browser import Page
 
 HOSTILE_LABELS = ["</script><script>alert(1)</script>", "\x1b[2J\r\nX-Evil: 1", "\u202e\udcff"]
 
@@ -33,12 +36,16 @@ def server(models: Path) -> Iterator[RunningServer]:
 
 
 @pytest.fixture(scope="module")
-def session(server: RunningServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
+def session(server: RunningServer, tmp_path_factory: pytest.TempPathFactory) -> "Iterator[Page]":
+    from server.browser import Page, chromium  # noqa: PLC0415  skips without selenium
+
     with chromium(tmp_path_factory.mktemp("profile")) as driver:
         yield Page(driver, server.url)
 
 
 @pytest.fixture
-def page(session: Page) -> Iterator[Page]:
+def page(session: "Page") -> "Iterator[Page]":
+    from server.browser import without_side_effects  # noqa: PLC0415
+
     with without_side_effects(session):
         yield session

@@ -168,16 +168,18 @@ def set_version(path: Path, version: int | float) -> None:
 @pytest.mark.parametrize(
     ("version", "hint"),
     [
-        (FORMAT_VERSION - 1, "weights convert .* --to timm"),
+        (FORMAT_VERSION - 1, "weights convert '.*/my model' OUT --to timm"),
         (FORMAT_VERSION + 1, "update vitkit"),
         (float("inf"), "damaged"),  # 1e999 in JSON
     ],
 )
 def test_another_format_version_is_refused_with_a_hint(tmp_path, version, hint) -> None:
-    artifact_io.write_artifact(tmp_path, make_bundle(vit()))
-    set_version(tmp_path, version)
+    path = tmp_path / "my model"
+    path.mkdir()
+    artifact_io.write_artifact(path, make_bundle(vit()))
+    set_version(path, version)
     with pytest.raises(WeightsError, match="another artifact version") as info:
-        artifact_io.read_artifact(tmp_path)
+        artifact_io.read_artifact(path)
     assert re.search(hint, info.value.hint)
 
 

@@ -77,7 +77,7 @@ def compare(
         measure: Measure images per second of all models, side by side.
         out: Directory for report.html, charts, CSV and JSON.
         device: cpu, cuda, mps or auto.
-        workers: Processes that decode images; two by default.
+        workers: Processes that decode images; two by default, one on a single core.
         progress: Whether to show progress; by default in notebooks, on terminals, and as lines elsewhere.
 
     >>> import numpy as np, vitkit

@@ -89,7 +89,7 @@ def check_data_quality(
         min_score: Smallest score of a reported label issue, −1…1; 0.5 by default.
         probability: Add the probability of each label by a head that was not trained on the image.
         device: cpu, cuda, mps or auto.
-        workers: Processes that decode images; two by default.
+        workers: Processes that decode images; two by default, one on a single core.
         progress: Whether to show progress; by default in notebooks, on terminals, and as lines elsewhere.
 
     >>> import numpy as np, vitkit

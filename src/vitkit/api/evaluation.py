@@ -74,7 +74,7 @@ def evaluate(  # noqa: PLR0913  the options of `vitkit eval`
         precision: Arithmetic of the engine; other than fp32, the unmodified model is evaluated too.
         merge: Tokens to merge in each layer (ToMe).
         device: cpu, cuda, mps or auto.
-        workers: Processes that decode images; two by default.
+        workers: Processes that decode images; two by default, one on a single core.
         progress: Whether to show progress; by default in notebooks, on terminals, and as lines elsewhere.
 
     >>> import numpy as np, vitkit
@@ -192,7 +192,7 @@ def fewshot(  # noqa: PLR0913  the options of `vitkit fewshot`
         released_crop: Preprocess as the paper's few-shot code.
         save: New directory for the model with a head fitted to the most shots.
         device: cpu, cuda, mps or auto.
-        workers: Processes that decode images; two by default.
+        workers: Processes that decode images; two by default, one on a single core.
         progress: Whether to show progress; by default in notebooks, on terminals, and as lines elsewhere.
 
     >>> import numpy as np, vitkit

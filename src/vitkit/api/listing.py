@@ -1,4 +1,4 @@
-"""Lists of names, which need no torch."""
+"""Lists of names, and costs of models. Only tracing a model imports torch."""
 
 from dataclasses import asdict
 
@@ -6,8 +6,11 @@ from vitkit.api.public import public
 from vitkit.core.errors import UnknownNameError
 from vitkit.core.formatting import MISSING, format_count
 from vitkit.core.names import NameList
+from vitkit.core.sizes import Size
+from vitkit.model.config import BiTConfig, ViTConfig
 from vitkit.recipes.registry import match_recipes
-from vitkit.zoo.cost import summarize
+from vitkit.typing import Settings
+from vitkit.zoo.cost import Cost, Table6, count_cost, count_table6, summarize
 from vitkit.zoo.pretrained import find_pretrained, find_pretrained_names
 from vitkit.zoo.registry import find_variants
 
@@ -56,3 +59,52 @@ def list_recipes(pattern: str = "*") -> NameList:
     return NameList(
         rows, heads=("recipe", "summary", "time"), make_records=lambda: [each.to_dict() for each in recipes]
     )
+
+
+@public
+def cost(
+    model: str | ViTConfig | BiTConfig,
+    *,
+    image_size: Size | None = None,
+    num_classes: int | None = None,
+    images: int | None = None,
+    epochs: int | float = 1,
+    batch_size: int = 1,
+    settings: Settings | None = None,
+) -> Cost:
+    """Count the parameters, FLOPs and memory of a model without allocating it.
+
+    Args:
+        model: Name of `list_models()`, or a configuration.
+        image_size: Side of the images, or height and width.
+        num_classes: Outputs of the head.
+        images: Number of training images, for the cost of a run.
+        epochs: Passes over the training images.
+        batch_size: Images per step, for the memory of training.
+        settings: Settings of the model by dotted or nested keys.
+
+    >>> import vitkit
+    >>> round(vitkit.cost("B/16", images=303_000_000, epochs=7).exaflops)
+    224
+    """
+    return count_cost(
+        model,
+        image_size=image_size,
+        num_classes=num_classes,
+        images=images,
+        epochs=epochs,
+        batch_size=batch_size,
+        settings=settings or {},
+    )
+
+
+@public
+def table6() -> Table6:
+    """Count the FLOPs of every run in Table 6 of the paper, next to the paper's numbers.
+
+    >>> import vitkit
+    >>> row = vitkit.table6().rows[1]
+    >>> row.model, row.paper, round(row.counted)
+    ('B/16', 224.0, 224)
+    """
+    return count_table6()

@@ -1,4 +1,4 @@
-"""Models and weights: create, load, save, count, describe, compare, convert, adapt, verify."""
+"""Models and weights: create, load, save, describe, compare, convert, adapt, verify."""
 
 import logging
 import pathlib
@@ -25,7 +25,6 @@ from vitkit.weights.create import load_for_shape
 from vitkit.weights.describe import WeightsDiff, WeightsInfo, describe_source, diff_sources
 from vitkit.weights.verify import VerificationResult, verify_source
 from vitkit.zoo import registry
-from vitkit.zoo.cost import Cost, Table6, count_cost, count_table6
 
 logger = logging.getLogger(__name__)
 
@@ -138,55 +137,6 @@ def save(
     'model'
     """
     return weights_load.save(model, path, labels=labels, preprocessing=preprocessing)
-
-
-@public
-def cost(
-    model: str | ViTConfig | BiTConfig,
-    *,
-    image_size: Size | None = None,
-    num_classes: int | None = None,
-    images: int | None = None,
-    epochs: int | float = 1,
-    batch_size: int = 1,
-    settings: Settings | None = None,
-) -> Cost:
-    """Count the parameters, FLOPs and memory of a model without allocating it.
-
-    Args:
-        model: Name of `list_models()`, or a configuration.
-        image_size: Side of the images, or height and width.
-        num_classes: Outputs of the head.
-        images: Number of training images, for the cost of a run.
-        epochs: Passes over the training images.
-        batch_size: Images per step, for the memory of training.
-        settings: Settings of the model by dotted or nested keys.
-
-    >>> import vitkit
-    >>> round(vitkit.cost("B/16", images=303_000_000, epochs=7).exaflops)
-    224
-    """
-    return count_cost(
-        model,
-        image_size=image_size,
-        num_classes=num_classes,
-        images=images,
-        epochs=epochs,
-        batch_size=batch_size,
-        settings=settings or {},
-    )
-
-
-@public
-def table6() -> Table6:
-    """Count the FLOPs of every run in Table 6 of the paper, next to the paper's numbers.
-
-    >>> import vitkit
-    >>> row = vitkit.table6().rows[1]
-    >>> row.model, row.paper, round(row.counted)
-    ('B/16', 224.0, 224)
-    """
-    return count_table6()
 
 
 @public

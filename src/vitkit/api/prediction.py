@@ -7,17 +7,14 @@ import torch
 
 from vitkit.api.progress import show_progress
 from vitkit.api.public import public
+from vitkit.api.sources import resolve_workers
 from vitkit.core.console import logger
-from vitkit.core.errors import check_not_negative
 from vitkit.inference.batch import Shard, predict_images, predict_to_file
 from vitkit.inference.engine import Precision, resolve_device
 from vitkit.inference.image_inputs import list_images
 from vitkit.inference.predictions import Predictions
 from vitkit.inference.predictor import PredictionOptions
 from vitkit.typing import DataSource, ImageLike, ModelSource, Path
-
-DEFAULT_WORKERS = 2
-"""Processes that decode images, unless the caller chooses."""
 
 
 @public
@@ -53,7 +50,7 @@ def predict(  # noqa: PLR0913  the options of `vitkit predict`
         precision: Precision of matrix products; bf16 and int8 are faster and less exact.
         merge: Tokens to merge in every layer (ToMe): faster and less exact.
         device: cpu, cuda, mps or auto.
-        workers: Processes that decode images; by default 2.
+        workers: Processes that decode images; two by default, one on a single core.
         progress: Show progress; None shows it where it fits the display.
 
     >>> import numpy as np, vitkit
@@ -66,10 +63,13 @@ def predict(  # noqa: PLR0913  the options of `vitkit predict`
     'not a JPEG, PNG, GIF, BMP, TIFF, WEBP, PPM, AVIF or HEIF file'
     """
     shard = Shard() if out is None else Shard.from_environment()
-    workers = DEFAULT_WORKERS if workers is None else workers
-    check_not_negative("workers", workers)
     options = PredictionOptions(
-        top=top, features=features, precision=precision, merge=merge, batch_size=batch_size, workers=workers
+        top=top,
+        features=features,
+        precision=precision,
+        merge=merge,
+        batch_size=batch_size,
+        workers=resolve_workers(workers),
     )
     selected_device = resolve_device(str(device), local_rank=shard.local_rank)
     inputs = list_images(images)

@@ -1,11 +1,10 @@
 """Runs and processes as callers of public functions give them."""
 
+from vitkit.core.environment import usable_cores
 from vitkit.core.errors import check_not_negative
 from vitkit.training.run_dir import RunDir
 from vitkit.typing import ModelSource
 from vitkit.weights.load import source_path
-
-DEFAULT_WORKERS = 2
 
 
 def find_run_dir(model: ModelSource) -> RunDir | None:
@@ -18,8 +17,8 @@ def find_run_dir(model: ModelSource) -> RunDir | None:
 
 
 def resolve_workers(workers: int | None) -> int:
-    """Return the number of processes that decode images; two unless it is given."""
+    """Return the number of processes that decode images; unless it is given, two, or one on a single core."""
     if workers is None:
-        return DEFAULT_WORKERS
+        return min(2, usable_cores())
     check_not_negative("workers", workers)
     return workers

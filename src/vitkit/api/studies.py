@@ -52,7 +52,7 @@ def study(
         jobs: Runs at the same time.
         settings: Settings of every run; `data.upstream` and such are paths as in `data`.
         device: Such as "cpu" or "cuda"; "auto" is the best that there is.
-        workers: Processes that read images; None is one for each core, and at most eight.
+        workers: Processes that read images; None is one less than the usable cores.
         progress: False shows no progress.
 
     >>> import vitkit

@@ -100,7 +100,7 @@ def train(  # noqa: PLR0913  the options of `vitkit train`
         settings: Any other settings, such as {"optimizer.weight_decay": 0.1}.
         callbacks: Observers of the run.
         device: Such as "cpu" or "cuda"; "auto" is the best that there is.
-        workers: Processes that read images; None is one for each core, and at most eight.
+        workers: Processes that read images; None is one less than the usable cores.
         progress: False shows no progress.
 
     >>> import tempfile, vitkit
@@ -176,7 +176,7 @@ def finetune(  # noqa: PLR0913  the options of `vitkit finetune`
         settings: Any other settings, such as {"optimizer.weight_decay": 0.1}.
         callbacks: Observers of the run.
         device: Such as "cpu" or "cuda"; "auto" is the best that there is.
-        workers: Processes that read images; None is one for each core, and at most eight.
+        workers: Processes that read images; None is one less than the usable cores.
         progress: False shows no progress.
 
     >>> import tempfile, vitkit
@@ -245,7 +245,7 @@ def suite(  # noqa: PLR0913  the options of `vitkit suite`
         skip_missing: Skip datasets that do not exist.
         settings: Settings of every run.
         device: Such as "cpu" or "cuda"; "auto" is the best that there is.
-        workers: Processes that read images; None is one for each core, and at most eight.
+        workers: Processes that read images; None is one less than the usable cores.
         progress: False shows no progress.
 
     >>> import vitkit

@@ -40,7 +40,7 @@ def command(
     against: Literal["first", "best"],
     measure: bool,
     out: Path | None,
-    workers: int,
+    workers: int | None,
     device: str,
     as_json: bool,
 ) -> None:

@@ -72,7 +72,7 @@ def quality(
     match_flips: bool,
     min_score: float | None,
     probability: bool,
-    workers: int,
+    workers: int | None,
     device: str,
     as_json: bool,
 ) -> None:

@@ -38,7 +38,7 @@ def command(  # noqa: PLR0913, PLR0917  each is an option that users type
     layout: str | None,
     label_map: str | None,
     real: str | None,
-    workers: int,
+    workers: int | None,
     batch_size: int,
     device: str,
     precision: "Precision",

@@ -55,7 +55,7 @@ def command(  # noqa: PLR0913, PLR0917  each is an option that users type
     sweep_l2: bool,
     released_crop: bool,
     save: Path | None,
-    workers: int,
+    workers: int | None,
     device: str,
     as_json: bool,
 ) -> None:

@@ -11,7 +11,9 @@ Size = int | tuple[int, int]
 
 device_option = click.option("--device", default="auto", show_default=True, help="cpu, cuda, mps, or auto.")
 workers_option = click.option(
-    "--workers", type=click.IntRange(min=0), default=2, show_default=True, help="Processes that read images."
+    "--workers",
+    type=click.IntRange(min=0),
+    help="Processes that decode images.  [default: two, or one on a single core]",
 )
 json_option = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 precision_option = click.option(

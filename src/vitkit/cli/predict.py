@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from vitkit.cli.console import print_json, print_warnings
-from vitkit.cli.options import device_option, merge_option, precision_option
+from vitkit.cli.options import device_option, merge_option, precision_option, workers_option
 from vitkit.core.formatting import safe_text
 
 if TYPE_CHECKING:
@@ -23,9 +23,7 @@ if TYPE_CHECKING:
 @click.option("--features", is_flag=True, help="Include the features of each image; needs --out or --json.")
 @click.option("--out", type=click.Path(path_type=Path), help="Write a .csv, .jsonl or .parquet file.")
 @click.option("--batch-size", type=click.IntRange(min=1), default=32, show_default=True, help="Images per batch.")
-@click.option(
-    "--workers", type=click.IntRange(min=0), default=2, show_default=True, help="Processes that decode images."
-)
+@workers_option
 @device_option
 @precision_option
 @merge_option
@@ -42,7 +40,7 @@ def command(  # noqa: PLR0913, PLR0917  each is an option that users type
     features: bool,
     out: Path | None,
     batch_size: int,
-    workers: int,
+    workers: int | None,
     device: str,
     precision: "Precision",
     merge: int,

@@ -7,6 +7,7 @@ import logging
 import multiprocessing
 import multiprocessing.connection
 import os
+import shlex
 import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -106,7 +107,7 @@ def skip_unreadable(
         return source, []
     bad = find_bad_files(source, channels=channels, workers=workers, progress=progress, cache=cache)
     if bad and len(bad) == len(source):
-        hint = f"vitkit data check {path} lists all of them"
+        hint = f"vitkit data check {shlex.quote(path)} lists all of them"
         raise DataError(f"{path}: none of the {len(bad)} images can be read; {bad[0].name}: {bad[0].reason}", hint=hint)
     warn_skipped(bad, warn)
     return exclude_files(source, bad), bad

@@ -1,11 +1,12 @@
 """Features of every image of a source, cached on disk, and exact nearest neighbors by cosine similarity.
 
 A cache file is named by a hash of the weights, the preprocessing and the images. It is filled in batches; an
-interrupted file is resumed. The result is memory-mapped.
+interrupted file is resumed. The result is memory-mapped. Without a cache that can be written it is in memory.
 """
 
 import hashlib
 import json
+import logging
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -19,9 +20,9 @@ import torch
 from numpy.typing import NDArray
 from torch.nn import functional
 
-from vitkit.core.cache_dir import cache_root, create_cache_dir, mark_used, trim_cache
+from vitkit.core.cache_dir import create_cache_dir, mark_used, trim_cache
 from vitkit.core.config import to_mapping
-from vitkit.core.errors import DataError
+from vitkit.core.errors import ConfigError, DataError, summarize
 from vitkit.core.files import file_lock, write_text
 from vitkit.core.shapes import Float, Int, Tensor
 from vitkit.core.sizes import pair
@@ -30,6 +31,8 @@ from vitkit.data.fingerprint import fingerprint_contents
 from vitkit.data.loader import CPU, BatchLoader, make_evaluation_loader
 from vitkit.data.preprocessing import Preprocessing
 from vitkit.weights.bundle import ModelBundle
+
+logger = logging.getLogger(__name__)
 
 SAVE_EVERY = 50
 """Batches between two records of the progress."""
@@ -68,9 +71,16 @@ def compute_features(
     if len(source) == 0:
         raise DataError("there are no images to compute features of", hint="choose a dataset or split that has images")
     chosen = preprocessing or bundle.preprocessing
+    load = partial(make_evaluation_loader, preprocessing=chosen, batch_size=batch_size, workers=workers, device=device)
+
+    def make_extractor() -> tuple[Callable[[Tensor], NDArray[np.float32]], int]:
+        model = bundle.build_model().to(device).eval()
+        width = model.features(torch.zeros(1, chosen.channels, *pair(chosen.image_size), device=device)).shape[1]
+        return lambda pixels: model.features(chosen.normalize(pixels.to(device))).float().cpu().numpy(), width
+
+    directory = directory or _open_cache()
     if directory is None:
-        with explain_io_errors(cache_root()):
-            directory = create_cache_dir("features")
+        return _compute_in_memory(source, load, *make_extractor(), progress=progress)
     directory.mkdir(parents=True, exist_ok=True)
     content = f"{bundle.checksum()} {to_mapping(chosen)} {fingerprint_contents(source).checksum}"
     path = directory / f"{hashlib.sha256(content.encode()).hexdigest()}.npy"
@@ -79,21 +89,42 @@ def compute_features(
             mark_used(path)
             progress(len(source))
         else:
-            model = bundle.build_model().to(device).eval()
-            width = model.features(torch.zeros(1, chosen.channels, *pair(chosen.image_size), device=device)).shape[1]
-            load = partial(
-                make_evaluation_loader, preprocessing=chosen, batch_size=batch_size, workers=workers, device=device
-            )
-
-            def extract(pixels: Tensor) -> NDArray[np.float32]:
-                return model.features(chosen.normalize(pixels.to(device))).float().cpu().numpy()
-
+            extract, width = make_extractor()
             _fill_cache(path, source, load, extract, width=width, progress=progress)
             trim_cache(keep=path)
     features: NDArray[np.float32] = np.load(path, mmap_mode="r", allow_pickle=False)
     if len(features) != len(source):
         expected = f"{len(source)} rows"
         raise DataError(f"{path}: damaged", expected=expected, got=len(features), hint="delete the file")
+    return features
+
+
+def _open_cache() -> Path | None:
+    """Return the cache directory of this user, or None if it cannot be written."""
+    try:
+        directory = create_cache_dir("features")
+        if not os.access(directory, os.W_OK):
+            raise PermissionError(f"{directory} cannot be written to")
+    except (OSError, ConfigError) as error:
+        logger.info("features are not cached: %s", summarize(error))
+        return None
+    return directory
+
+
+def _compute_in_memory(
+    source: ImageSource,
+    load: Callable[[ImageSource], BatchLoader],
+    extract: Callable[[Tensor], NDArray[np.float32]],
+    width: int,
+    *,
+    progress: Callable[[int], None],
+) -> NDArray[np.float32]:
+    features, rows = np.empty((len(source), width), np.float32), 0
+    with load(source) as batches:
+        for batch in batches:
+            features[rows : rows + len(batch.pixels)] = extract(batch.pixels)
+            rows += len(batch.pixels)
+            progress(len(batch.pixels))
     return features
 
 

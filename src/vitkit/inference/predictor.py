@@ -34,7 +34,7 @@ class PredictionOptions:
     precision: Precision = "fp32"
     merge: int = 0
     batch_size: int = 32
-    workers: int = 2
+    workers: int = 0
 
     def __post_init__(self) -> None:
         check_positive("top", self.top)
@@ -107,7 +107,7 @@ class Predictor:
         A directory, tar or parquet file means all images in it. An unreadable image has an `error`.
         """
         self.check_classes()
-        options = PredictionOptions(top=top, precision=self.precision, merge=self.merge, workers=0)
+        options = PredictionOptions(top=top, precision=self.precision, merge=self.merge)
         return predict_source(self, open_images(self._list_images(images)), options)
 
     def probabilities(self, images: ImageLike | Sequence[ImageLike]) -> Float[Tensor, "B Y"]:

@@ -6,6 +6,7 @@ figure.png, .svg and .pdf, report.html.
 """
 
 import json
+import shlex
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -114,7 +115,7 @@ def list_checkpoints(study: Study, data: Mapping[str, str]) -> list[RunRecord]:
         raise DataError(
             f"{directory} has no finished runs",
             expected="the --out directory of a study",
-            hint=f"vitkit study {study.inspects} --out {directory}",
+            hint=f"vitkit study {study.inspects} --out {shlex.quote(str(directory))}",
         )
     return records
 

@@ -9,6 +9,7 @@ that timm and transformers load the directory too; vitkit's configuration is und
 import json
 import math
 import re
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -233,7 +234,7 @@ def _check_version(path: Path) -> None:
         return
     hint = "update vitkit" if type(version) is int else "the file is damaged; download or copy it again"
     if type(version) is int and version < FORMAT_VERSION:
-        command = f"vitkit weights convert {path} OUT --to timm"
+        command = f"vitkit weights convert {shlex.quote(str(path))} OUT --to timm"
         hint = f"train again, or run `{command}` with the vitkit version that wrote it and load OUT"
     raise WeightsError(f"{path}: another artifact version", expected=FORMAT_VERSION, got=version, hint=hint)
 

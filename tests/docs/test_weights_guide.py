@@ -21,14 +21,16 @@ from vitkit.zoo.variants import ModelConfig
 SIZES = ("width=64", "depth=1", "heads=1", "mlp_dim=128")
 ERF = "block.activation=gelu_erf"
 FEATURES = (ERF, "block.layer_scale=0.5", "num_classes=0")
+PUBLISHED_WIDTH = ("width=768", "heads=12")
+"""A width that has one number of heads in published models, which these files do not store."""
 SETTINGS: dict[str, tuple[str, ...]] = {
     "vitkit": (),
     "google": (),
     "timm": (ERF,),
-    "mae": (ERF, "pooling=mean", "tokens.class_token=true", "head.norm=after_pooling"),
+    "mae": (ERF, *PUBLISHED_WIDTH, "pooling=mean", "tokens.class_token=true", "head.norm=after_pooling"),
     "dinov3": (*FEATURES, "positions.kind=rotary", "block.norm_eps=1e-5", "tokens.registers=4"),
     "huggingface-deit": ("tokens.distillation=true",),
-    "torchvision": (ERF,),
+    "torchvision": (ERF, *PUBLISHED_WIDTH),
 }
 """Settings of a model that each format can represent."""
 REPRESENTATIVE = ("vitkit", "google", "bit", "timm", "mae", "dinov3", "huggingface-deit", "torchvision")
@@ -40,7 +42,11 @@ def model_for(name: str) -> ModelConfig:
     if name == "bit":
         return configure("BiT-R50x1", image_size=32, num_classes=3, settings={"units": [1]})
     return configure(
-        "Ti/16", image_size=32, patch_size=8, num_classes=3, settings=parse_assignments((*SIZES, *SETTINGS[name]))
+        "Ti/16",
+        image_size=32,
+        patch_size=8,
+        num_classes=3,
+        settings=parse_assignments(SIZES) | parse_assignments(SETTINGS[name]),
     )
 
 
@@ -56,7 +62,8 @@ def checkpoint(name: str, folder: Path) -> Path:
         artifact_io.write_artifact(folder / "checkpoint", bundle)
         return folder / "checkpoint"
     to = get_format(name)
-    out = folder / ("checkpoint" + {"npz": ".npz", "torch": ".pth", "safetensors": ""}[to.file_type])
+    stem = "mae_finetuned_small" if name == "mae" else "checkpoint"
+    out = folder / (stem + {"npz": ".npz", "torch": ".pth", "safetensors": ""}[to.file_type])
     write_format(to, out, bundle)
     return out
 

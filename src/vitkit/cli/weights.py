@@ -122,8 +122,7 @@ def diff(a: Path, b: Path, format_a: str | None, format_b: str | None, as_json: 
 @click.option(
     "--labels",
     type=click.Path(path_type=Path),
-    help="Class names: a file with one per line, a run, a directory of images, or imagenet. Known classes keep their "
-    "weights.",
+    help="Class names: a file with one per line, a run, a dataset, or imagenet. Known classes keep their weights.",
 )
 @click.option("--pooling", type=click.Choice(["class", "mean"]), help="Input of the head: class token or mean.")
 @format_option

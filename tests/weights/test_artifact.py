@@ -248,7 +248,7 @@ def test_config_and_card_of_a_model_that_timm_lacks(tmp_path) -> None:
     assert not {"architecture", "pretrained_cfg"} & config.keys()
     assert config["label_names"] == ["cat", "dög", "<b>"]
     card = (tmp_path / MODEL_CARD).read_text(encoding="utf-8")
-    assert "cannot load this model: rotary positions." in card
+    assert "cannot load this model: tanh GELU with rotary positions." in card
     assert "local-dir:" not in card
 
 

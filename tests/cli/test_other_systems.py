@@ -103,15 +103,20 @@ if __name__ == "__main__":
 """
 
 
-def test_file_names_under_an_ascii_locale(tmp_path):
+def test_commands_with_an_ascii_locale_no_cache_and_no_compiler(tmp_path):
     data = photos(tmp_path / "photos", classes=("Kätzchen", "dog"), each=6)
     (data / "Kätzchen/00.png").rename(data / "Kätzchen/süß.png")
     (data / "dog").rename(data / "cat")
     (tmp_path / "script.py").write_text(ASCII_SCRIPT, encoding="utf-8")
     locale = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "PYTHONPATH": str(SOURCES)}
+    locale |= {
+        "VITKIT_CACHE": str(tmp_path / "script.py/cache"),
+        "CXX": "missing",
+    }
     command = [sys.executable, tmp_path / "script.py", data, tmp_path / "run", *assigned(TINY, {"steps": 2})]
     result = subprocess.run(command, capture_output=True, text=True, env=os.environ | locale, check=False)
     assert result.stdout.splitlines()[-1] == "exit codes 0 0 0 0", result.stderr
+    assert "Traceback" not in result.stderr
     rows = [json.loads(line) for line in result.stdout.splitlines() if line.startswith('{"file"')]
     assert f"{data}/Kätzchen/süß.png" in {row["file"] for row in rows}
     assert {each["label"] for each in rows[0]["predictions"]} == {"Kätzchen", "cat"}

@@ -63,7 +63,8 @@ def resize_kernel(kernel: Float[Tensor, "D C P Q"], size: tuple[int, int]) -> Fl
     pixels = torch.eye(old[0] * old[1], dtype=torch.float64).reshape(-1, 1, *old)
     resized = functional.interpolate(pixels, size=size, mode="bilinear", align_corners=False)
     inverse = torch.linalg.pinv(resized.flatten(1))  # (new pixels) × (old pixels): pseudo-inverse of R's transpose
-    return (kernel.double().flatten(2) @ inverse.T).reshape(*kernel.shape[:2], *size).to(kernel.dtype)
+    product = kernel.to(inverse).flatten(2) @ inverse.T  # on the CPU, because MPS has no float64
+    return product.reshape(*kernel.shape[:2], *size).to(kernel)
 
 
 class PatchProjection(nn.Module):

@@ -223,14 +223,15 @@ def resample_grid(
     if old == new:
         return table
     kernel = KERNELS[origin]
-    image = rearrange(table.to(kernel.precision), "one (rows columns) D -> one D rows columns", rows=old[0])
+    device = "cpu" if table.device.type == "mps" else table.device  # MPS has no float64
+    image = rearrange(table.to(device, kernel.precision), "one (rows columns) D -> one D rows columns", rows=old[0])
     interpolate = partial(functional.interpolate, image, mode=kernel.mode)
     if kernel.offset:
         # DINOv2 interpolates by scale instead of by size, and computes the scale from a slightly larger grid.
         image = interpolate(scale_factor=tuple((n + kernel.offset) / o for n, o in zip(new, old, strict=True)))
     else:
         image = interpolate(size=new, align_corners=kernel.align_corners, antialias=kernel.antialias)
-    return rearrange(image, "one D rows columns -> one (rows columns) D").to(table.dtype)
+    return rearrange(image, "one D rows columns -> one (rows columns) D").to(table)
 
 
 def resample_positions(

@@ -125,6 +125,9 @@ def test_quick_study_claims_what_it_runs() -> None:
     table8, fig3 = (find_study(name).make_quick() for name in ("table8", "fig3"))
     assert table8.claims[1].labels == ("1-D stem", "2-D stem")
     assert fig3.data == ("upstream", "cifar10")
+    assert (fig3.settings["schedule.lr"], fig3.rates) == (1e-3, ())
+    assert fig3.transfer is not None
+    assert (fig3.transfer.settings["schedule.lr"], fig3.transfer.rates) == (0.01, ())
 
 
 def print_json(*arguments: str) -> Any:

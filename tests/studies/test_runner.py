@@ -214,7 +214,7 @@ def test_failed_process_has_one_message(tmp_path, monkeypatch, script, message) 
 
 def test_run_that_needs_a_failed_one_fails_with_it(tmp_path, monkeypatch) -> None:
     fake_python(monkeypatch, tmp_path / "python", "exit 75")
-    runs = plan_runs(STUDY, data=DATA, settings={}, quick=True)
+    runs = plan_runs(STUDY, data=DATA, settings={}, quick=False)
     study = dispatcher(tmp_path, runs=runs)
     study.run()
     assert study.failed == {run.name for run in runs}

@@ -47,7 +47,7 @@ def study(
         name: Name of a study, or a TOML file.
         out: Output directory; None is runs/NAME.
         data: Paths of the datasets by the names that the study gives them, such as upstream and downstream.
-        quick: One seed, a tenth of the steps and fewer labels.
+        quick: One seed, a tenth of the steps, one learning rate and fewer labels.
         plan: Return the runs and their cost, and start nothing.
         jobs: Runs at the same time.
         settings: Settings of every run; `data.upstream` and such are paths as in `data`.

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 @click.argument("name", required=False, metavar="[NAME|FILE.toml]")
 @click.argument("settings", nargs=-1, metavar="[SETTING=VALUE]...")
 @click.option("--out", type=click.Path(path_type=Path), help="Output directory. An interrupted study is resumed.")
-@click.option("--quick", is_flag=True, help="One seed, a tenth of the steps and fewer labels.")
+@click.option("--quick", is_flag=True, help="One seed, a tenth of the steps, one learning rate, fewer labels.")
 @click.option("--plan", is_flag=True, help="Print the runs and their cost, and start nothing.")
 @click.option("--jobs", type=click.IntRange(min=1), default=1, show_default=True, help="Runs at the same time.")
 @click.option("--json", "as_json", is_flag=True, help="Print the list, the plan or the result as JSON.")

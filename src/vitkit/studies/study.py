@@ -244,15 +244,22 @@ class Study:
             raise ConfigError(f"{where} is about a column that does not exist", got=column, hint=hint)
 
     def make_quick(self) -> "Study":
-        """Return the study with one seed, the labels of `quick`, and claims about these."""
+        """Return the study with one seed, the labels of `quick`, claims about these, and the middle learning rate."""
 
         def keep(axes: Mapping[str, Axis]) -> dict[str, Axis]:
             return {
                 axis: {label: values[label] for label in self.quick.get(axis, values)} for axis, values in axes.items()
             }
 
-        transfer = self.transfer and replace(self.transfer, axes=keep(self.transfer.axes))
+        def set_rate(settings: Settings, rates: Sequence[float]) -> Settings:
+            return {**settings, "schedule.lr": rates[len(rates) // 2]} if rates else settings
+
+        transfer = self.transfer
+        if transfer is not None:
+            settings = set_rate(transfer.settings, transfer.rates)
+            transfer = replace(transfer, axes=keep(transfer.axes), settings=settings, rates=())
         quick = replace(self, axes=keep(self.axes), transfer=transfer, seeds=1)
+        quick = replace(quick, settings=set_rate(self.settings, self.rates), rates=())
         left_out = {label for labels in self.all_axes.values() for label in labels} - {
             label for labels in quick.all_axes.values() for label in labels
         }

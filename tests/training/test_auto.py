@@ -110,6 +110,16 @@ def test_run_probes_tries_and_trains_within_the_time(weights, tmp_path):
     assert vitkit.load(tmp_path / "run" / "probe").labels == ("ants", "bees")
 
 
+def test_ranks_with_different_clocks_decide_alike(weights, tmp_path, launcher):
+    script = Path(__file__).with_name("budget_ranks.py")
+    launcher.run_ranks(script, weights, str(tmp_path / "run"), ranks=2, log=tmp_path / "log")
+    run = vitkit.Run(tmp_path / "run")
+    assert run.status == "finished"
+    names = [record.name for record in read_state(RunDir(run.path)).records]
+    assert names[:2] == ["probe-tiny-8", "probe-tiny-16"]
+    assert len(names) > 2
+
+
 def test_other_request_in_the_same_directory_is_refused(weights, tmp_path):
     start(weights, tmp_path / "run", minutes=0.3)
     with pytest.raises(ConfigError, match=r"holds a run with minutes=0\.3, not 0\.5"):

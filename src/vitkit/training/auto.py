@@ -86,8 +86,7 @@ def run_within_budget(
         if (summary := run_dir.read_summary()) is not None:
             check_finished_data(run_dir, ranks=ranks, dataset=dataset)
             return RunResult(run_dir, summary, already_finished=True)
-        shared = clock if ranks.world_size == 1 else lambda: ranks.broadcast_int(int(1000 * clock())) / 1000
-        budget = TimeBudget(seconds=60 * request.minutes, clock=shared, spent=state.seconds if state else 0.0)
+        budget = TimeBudget(seconds=60 * request.minutes, clock=clock, spent=state.seconds if state else 0.0)
         budget.started = budget.started if started is None else started
         auto = AutoRun(request, run_dir, ranks, budget, callback, stop, dataset)
         try:
@@ -102,7 +101,11 @@ def run_within_budget(
 
 @dataclass
 class AutoRun:
-    """The stages of a run within a time budget."""
+    """The stages of a run within a time budget.
+
+    Every rank has a clock of its own. What the ranks must decide alike depends on that of the main rank (`remaining`);
+    a time limit may end on any of them, as the training loop combines requests to stop.
+    """
 
     request: AutoRequest
     run_dir: RunDir
@@ -139,8 +142,16 @@ class AutoRun:
         if trial is not None:
             run_on_main(self.ranks, lambda _: adopt_trial(self.run_dir, trial, config, decisions=decisions))
             return self.train(self.run_dir.read_config(), state, dataset=self.dataset, decisions=(), seconds=None)
-        seconds = max(self.budget.remaining() - self.reserve(state, data), 0.0)
+        seconds = max(self.remaining(state, data), 0.0)
         return self.train(config, state, dataset=self.dataset, decisions=decisions, seconds=seconds)
+
+    def remaining(self, state: AutoState, data: RunData) -> float:
+        """Return the seconds left for training, the same on every rank; collective over all ranks."""
+        return self.share(self.budget.remaining() - self.reserve(state, data))
+
+    def share(self, seconds: float) -> float:
+        """Return the main rank's value on every rank, to a microsecond; collective over all ranks."""
+        return seconds if self.ranks.world_size == 1 else self.ranks.broadcast_int(round(1e6 * seconds)) / 1e6
 
     def fix_data(self, dataset: Dataset) -> tuple[RunConfig, RunConfig | None]:
         """Return the configurations with the held-out fraction and the batch size for the number of photos."""
@@ -150,7 +161,9 @@ class AutoRun:
             settings["data.val_fraction"] = held_out_fraction(len(train))
         if "schedule.batch_size" not in self.request.fixed:
             largest = self.request.tuned.schedule.batch_size
-            settings["schedule.batch_size"] = choose_batch_size(len(train), largest=largest)
+            settings["schedule.batch_size"] = choose_batch_size(
+                len(train), largest=largest, ranks=self.ranks.world_size
+            )
         scratch = self.request.scratch
         return self.request.tuned.override(settings), None if scratch is None else scratch.override(settings)
 
@@ -167,7 +180,10 @@ class AutoRun:
         )
 
     def probe(self, state: AutoState, data: RunData, config: RunConfig, *, heartbeat: Callable[[], None]) -> None:
-        """Fit probes for each source and image size, and keep the best: the model that everything else must beat."""
+        """Fit probes for each source and image size, and keep the best: the model that everything else must beat.
+
+        This runs on the main rank alone.
+        """
 
         def on_progress(_: int) -> None:
             heartbeat()
@@ -183,7 +199,8 @@ class AutoRun:
             prober.features(resize_bundle(bundle, sizes[0]), prober.held_out())
             per_image = (self.budget.elapsed() - started) / len(prober.held_out())
             if not fitted:
-                self.check_time(per_image * min(len(data.train), 2 * len(data.classes)))
+                needed = per_image * min(len(data.train), 2 * len(data.classes))
+                self.check_time(needed, remaining=self.budget.remaining())
             limit = min(seconds, 0.5 * self.budget.remaining())
             chosen, images = plan_probes(
                 sizes,
@@ -219,9 +236,9 @@ class AutoRun:
             state.settings["augment.flip"] = False
         self.save(state)
 
-    def check_time(self, seconds: float) -> None:
-        """Raise an error if less than some seconds are left before the report."""
-        if seconds > self.budget.remaining() - REPORT_SECONDS:
+    def check_time(self, seconds: float, *, remaining: float) -> None:
+        """Raise an error if the remaining seconds do not suffice for these and the report."""
+        if seconds > remaining - REPORT_SECONDS:
             minutes = (self.budget.elapsed() + 4 * seconds + REPORT_SECONDS) / 60 + 0.1
             raise ConfigError(
                 f"a time budget of {self.request.minutes:g} minutes is too short for these images",
@@ -233,10 +250,10 @@ class AutoRun:
     ) -> None:
         """Run the trials for which there is time."""
         if not state.records:
-            self.check_time(0.0)
+            self.check_time(0.0, remaining=self.share(self.budget.remaining()))
         plans = self.plan(tuned, scratch)
         count, seconds = count_trials(
-            min(TRIALS_FRACTION * self.budget.seconds, 0.6 * (self.budget.remaining() - self.reserve(state, data)))
+            min(TRIALS_FRACTION * self.budget.seconds, 0.6 * self.remaining(state, data)),
         )
         if len(plans) == 1:  # nothing to choose, only a speed to measure
             seconds = min(seconds, MIN_TRIAL_SECONDS)
@@ -244,7 +261,7 @@ class AutoRun:
             if state.find(plan.name) is not None:
                 continue
             similar = [each.seconds for each in state.similar_trials(plan)]
-            if self.budget.remaining() - self.reserve(state, data) < max((0.5 * seconds, *similar)):
+            if self.remaining(state, data) < max((0.5 * seconds, *similar)):
                 continue
             base = (scratch or tuned) if plan.is_scratch else tuned
             self.try_one(state, plan, data, base, seconds=seconds, dataset=dataset)
@@ -284,8 +301,7 @@ class AutoRun:
         started = self.budget.elapsed()
         timer = StepTimer(self.callback, self.budget.elapsed)
         start = partial(run_training, out=run_dir.path, dataset=dataset, callback=timer, is_trial=True)
-        limit = started + seconds
-        result = run_limited(start, config, stop=self.stop, is_over=lambda: self.budget.elapsed() > limit)
+        result = self.run_limited(start, config, seconds=seconds)
         if result.summary is None:
             raise StopRequested
         last = next((each for each in reversed(read_metrics(run_dir)) if "val_top1" in each), None)
@@ -295,9 +311,9 @@ class AutoRun:
             name=name,
             top1=float(str(last["val_top1"])),
             loss=loss,
-            seconds=self.budget.elapsed() - started,
+            seconds=self.share(self.budget.elapsed() - started),
             steps=int(str(last["step"])),
-            seconds_per_step=timer.seconds_per_step,
+            seconds_per_step=self.share(timer.seconds_per_step),
         )
 
     def estimate_steps(
@@ -326,7 +342,7 @@ class AutoRun:
         best = best_record(trials, images=len(data.val or ())) if trials else None
         plan = next((plan for plan in plans if best is not None and plan.name == best.name), plans[0])
         base = (scratch or tuned) if plan.is_scratch else tuned
-        seconds = SAFETY * (self.budget.remaining() - self.reserve(state, data))
+        seconds = SAFETY * self.remaining(state, data)
         steps = plan_steps(
             seconds,
             seconds_per_step=best.seconds_per_step if best and best.seconds_per_step else max(seconds, 1.0),
@@ -374,14 +390,17 @@ class AutoRun:
             callback=self.callback,
             selection=selection,
         )
-        if seconds is None:
-            result = start(config, stop=self.stop)
-        else:
-            limit = self.budget.elapsed() + seconds
-            result = run_limited(start, config, stop=self.stop, is_over=lambda: self.budget.elapsed() > limit)
+        result = start(config, stop=self.stop) if seconds is None else self.run_limited(start, config, seconds=seconds)
         if result.summary is None and self.ranks.is_main:
             keep_better_checkpoint(self.run_dir, best)
         return result
+
+    def run_limited(self, start: Callable[..., RunResult], config: RunConfig, *, seconds: float) -> RunResult:
+        """Train until the last step or until the time is over."""
+        limit = self.budget.elapsed() + seconds
+        return run_limited(
+            start, config, stop=self.stop, is_over=lambda: self.budget.elapsed() > limit, ranks=self.ranks
+        )
 
     def trial_path(self, name: str) -> Path:
         """Return the directory of a trial."""
@@ -395,7 +414,7 @@ class AutoRun:
 
     def save(self, state: AutoState) -> None:
         """Write the state with the time so far."""
-        state.seconds = self.budget.spent + self.budget.clock() - self.budget.started
+        state.seconds = self.budget.elapsed()
         write_state(self.run_dir, state)
 
 

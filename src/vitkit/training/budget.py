@@ -176,13 +176,15 @@ def schedule_settings(steps: int) -> dict[str, object]:
     return {"steps": steps, "schedule.warmup_steps": steps // 10, "evaluation.every": max(1, math.ceil(steps / 3))}
 
 
-def choose_batch_size(images: int, *, largest: int) -> int:
-    """Return a batch size that gives several steps per pass over few images.
+def choose_batch_size(images: int, *, largest: int, ranks: int = 1) -> int:
+    """Return a batch size that gives several steps per pass over few images, as a multiple of the number of ranks.
 
     >>> choose_batch_size(1000, largest=32), choose_batch_size(30, largest=32)
     (32, 8)
+    >>> choose_batch_size(30, largest=32, ranks=3)
+    9
     """
-    return min(largest, max(8, images // 8))
+    return -(-min(largest, max(8, images // 8)) // ranks) * ranks
 
 
 def best_record(records: Sequence[TrialRecord], *, images: int) -> TrialRecord:

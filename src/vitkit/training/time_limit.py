@@ -6,6 +6,7 @@ from dataclasses import replace
 from vitkit.core.signals import StopFlag
 from vitkit.training.callbacks import Callback, StepMetrics
 from vitkit.training.config import RunConfig
+from vitkit.training.distributed import Ranks, run_on_main
 from vitkit.training.run import RunResult
 
 
@@ -49,19 +50,18 @@ class StepTimer(Callback):
 
 
 def run_limited(
-    start: Callable[..., RunResult], config: RunConfig, *, stop: StopFlag, is_over: Callable[[], bool]
+    start: Callable[..., RunResult], config: RunConfig, *, stop: StopFlag, is_over: Callable[[], bool], ranks: Ranks
 ) -> RunResult:
-    """Train until the last step or until the time is over; in that case the steps so far are all steps.
+    """Train until the last step or until the time is over on a rank; in that case the steps so far are all steps.
 
-    The shorter length is written to config.toml, so that the files of the run agree.
+    The shorter length is written to config.toml, so that the files of the run agree. Collective over all ranks.
     """
     result = start(config, stop=TimeLimit(stop, is_over))
-    is_time_over = is_over()
-    if result.summary is not None or stop.requested or not is_time_over:  # another rank may have been stopped
+    if result.summary is not None or ranks.all_reduce_sum([stop.requested])[0]:
         return result
     steps = sorted((result.run_dir.checkpoints).glob("step-*"))
-    done = max(1, int(steps[-1].name.removeprefix("step-"))) if steps else 1
+    done = ranks.broadcast_int(max(1, int(steps[-1].name.removeprefix("step-"))) if steps else 1)
     stored = result.run_dir.read_config()  # with the precision that was chosen
     shorter = replace(stored, schedule=replace(stored.schedule, steps=done, epochs=None))
-    result.run_dir.write_config(shorter)
+    run_on_main(ranks, lambda _: result.run_dir.write_config(shorter))
     return start(shorter, stop=stop)

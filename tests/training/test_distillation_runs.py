@@ -302,7 +302,7 @@ def test_export_and_import_keep_both_heads(wide, tmp_path, to) -> None:
     kept = load_any(wide)
     out = tmp_path / ("model.pth" if to == "deit" else "out")
     write_format(get_format(to), out, kept)
-    back = load_any(out)
+    back = load_any(out, format="deit" if to == "deit" else None)  # a bare file does not name its code
     assert {"head.label.weight", "head.teacher.weight", "dist_token"} <= back.state.keys()
     images = torch.randn(2, 1, 8, 8)
     torch.testing.assert_close(back.build_model()(images), kept.build_model()(images), rtol=0, atol=1e-6)

@@ -166,7 +166,7 @@ CASES: dict[str, Case] = {
 """Arguments of a command without `--json`, and the call of its function."""
 MEASURED = {
     *("seconds", "images_per_second", "latency_p50", "latency_p99", "start_seconds", "memory_bytes", "recommendation"),
-    *("utilization", "training_speed", "hours", "data_wait", "flops_per_second", "peak_flops_per_second"),
+    *("utilization", "training_speed", "hours", "hours_left", "data_wait", "flops_per_second", "peak_flops_per_second"),
 }
 """Keys whose values are measured times and speeds."""
 

@@ -18,8 +18,6 @@ from vitkit.exporters.atomic_output import read_verification
 from vitkit.model.config import BiTConfig
 from vitkit.model.resnet import BiT
 from vitkit.weights import verify
-from vitkit.weights.io.readers import open_tensors
-from vitkit.weights.load import identify
 
 SIZES = ("width=64", "depth=1", "heads=1", "mlp_dim=128")
 SQUASHED = Preprocessing(image_size=32)
@@ -129,13 +127,12 @@ def test_features_are_verified_without_classes(shell) -> None:
 
 
 @forked
-def test_format_of_exported_directory_is_identified(shell) -> None:
+def test_exported_directory_is_loaded_by_its_command(shell) -> None:
     save("erf", "block.activation=gelu_erf")
     for to, run in (("deit", "erf"), ("google", "run")):
-        assert shell("export", run, f"for-{to}", "--to", to).code == 0
-        with open_tensors(Path(f"for-{to}")) as tensors:
-            assert identify(tensors).format.name == to
-        again = vitkit.load(f"for-{to}")
+        result = shell("export", run, f"for-{to}", "--to", to, "--json")
+        assert result.code == 0
+        again = eval(result.json["load_command"], {"vitkit": vitkit})
         assert (again.labels, again.preprocess) == (("cat", "dog"), SQUASHED)
 
 

@@ -212,7 +212,7 @@ def header_of_empty_lists(folder: Path) -> Path:
     return safetensors(folder, b'{"a":[' + b",".join([b"[]"] * 600_000) + b"]}")
 
 
-@rejected("not a valid safetensors file: .*expected string or map")
+@rejected("has a tensor without data_offsets")
 def header_of_numbers(folder: Path) -> Path:
     return safetensors(folder, b'{"a":[' + b",".join([b"1.5"] * 500_000) + b"]}")
 

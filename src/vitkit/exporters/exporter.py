@@ -281,13 +281,13 @@ def load_command(to: str, *, num_classes: int) -> str:
     """Return the Python expression that loads an export, with {out} for its path.
 
     >>> load_command("huggingface-dinov2", num_classes=0), load_command("google", num_classes=10)
-    ('transformers.AutoModel.from_pretrained("{out}")', 'vitkit.load("{out}")')
+    ('transformers.AutoModel.from_pretrained("{out}")', 'vitkit.load("{out}", format="google")')
     """
     if to in RUNTIMES:
         return RUNTIMES[to].load_command
     if to.startswith("huggingface") and not num_classes:
         return 'transformers.AutoModel.from_pretrained("{out}")'
-    return LOAD_COMMANDS.get(to, 'vitkit.load("{out}")')
+    return LOAD_COMMANDS.get(to, f'vitkit.load("{{out}}", format="{to}")')
 
 
 def _strings(value: object) -> tuple[str, ...]:

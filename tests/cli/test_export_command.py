@@ -47,8 +47,8 @@ def save(name: str, *settings: str, how: Preprocessing = SQUASHED) -> None:
 
 
 @torch.no_grad()
-def logits_of(path: str = "run") -> torch.Tensor:
-    return vitkit.load(path)(batch())
+def logits_of(path: str = "run", *, format: str | None = None) -> torch.Tensor:  # noqa: A002
+    return vitkit.load(path, format=format)(batch())
 
 
 def batch() -> torch.Tensor:
@@ -257,7 +257,7 @@ def test_suggested_setting_makes_the_export_possible(shell) -> None:
     theirs.load_state_dict(torch.load("out.pth", weights_only=True), strict=True)
     with torch.no_grad():
         answer = theirs.eval()(batch())
-    assert close(answer, logits_of("out.pth"))
+    assert close(answer, logits_of("out.pth", format="torchvision"))
     assert not close(answer, logits_of())
 
 
@@ -271,10 +271,10 @@ def test_several_settings_are_suggested_at_once(shell) -> None:
         "block.activation gelu_tanh → gelu_erf: logits change",
         "block.norm_eps 1e-12 → 1e-06: logits change",
     ]
-    config = vitkit.load("out.pth").config
+    config = vitkit.load("out.pth", format="torchvision").config
     assert isinstance(config, ViTConfig)
     assert (config.block.activation, config.block.norm_eps) == ("gelu_erf", 1e-6)
-    assert not torch.equal(logits_of("out.pth"), logits_of("tiny-eps"))
+    assert not torch.equal(logits_of("out.pth", format="torchvision"), logits_of("tiny-eps"))
 
 
 @pytest.mark.parametrize(

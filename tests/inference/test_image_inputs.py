@@ -47,7 +47,7 @@ def test_split_with_hidden_labels_is_opened() -> None:
     assert list(open_dataset("set").splits) == ["train"]  # a split without labels is not a training split
 
 
-@pytest.mark.parametrize("labels", [[0, None], [3, 3], [0.5, 1.0], [0, 10**12]])
+@pytest.mark.parametrize("labels", [[0, None], [0.5, 1.0], [0, 10**12]])
 def test_invalid_parquet_labels_are_ignored(labels: list[object]) -> None:
     path = table(Path("d.parquet"), {"image": [png(0), png(1)], "label": labels})
     assert contents(open_images([str(path)])) == [png(0), png(1)]
@@ -57,8 +57,8 @@ def test_invalid_parquet_labels_are_ignored(labels: list[object]) -> None:
 
 @pytest.mark.parametrize(
     "labels",
-    [{"1.cls": b"0", "2.cls": b"0"}, {"1.cls": b"0"}, {"1.json": b"{", "2.cls": b"\xff"}, {"1.cls": b"9" * (2 << 20)}],
-    ids=["one class", "some without", "damaged", "too long"],
+    [{"1.cls": b"0"}, {"1.json": b"{", "2.cls": b"\xff"}, {"1.cls": b"9" * (2 << 20)}],
+    ids=["some without", "damaged", "too long"],
 )
 def test_invalid_tar_labels_are_ignored(labels: dict[str, bytes]) -> None:
     path = write(Path("a.tar"), tar_bytes({"1.png": png(0), "2.png": png(1), **labels}))

@@ -108,9 +108,9 @@ def plan_probes(
 
     `seconds_per_image` was measured at the first size; the time grows with the area.
 
-    >>> plan_probes((64, 128), seconds_per_image=0.01, images=1000, seconds=100, num_classes=2)
+    >>> plan_probes((64, 128), seconds_per_image=0.01, images=1000, seconds=100.0, num_classes=2)
     ((64, 128), 1000)
-    >>> plan_probes((64, 128), seconds_per_image=0.01, images=1000, seconds=5, num_classes=10)
+    >>> plan_probes((64, 128), seconds_per_image=0.01, images=1000, seconds=5.0, num_classes=10)
     ((64,), 500)
     """
     chosen = tuple(sizes)
@@ -152,7 +152,7 @@ def plan_trials(
 def count_trials(seconds: float) -> tuple[int, float]:
     """Return how many trials fit into some seconds, and the seconds of each.
 
-    >>> count_trials(70), count_trials(5), count_trials(2000)
+    >>> count_trials(70.0), count_trials(5.0), count_trials(2000.0)
     ((3, 23.3), (1, 5.0), (7, 120.0))
     """
     count = max(1, min(7, int(seconds / MIN_TRIAL_SECONDS)))
@@ -162,9 +162,9 @@ def count_trials(seconds: float) -> tuple[int, float]:
 def plan_steps(seconds: float, *, seconds_per_step: float, images: int, batch_size: int, max_epochs: float) -> int:
     """Return the number of steps that fit into some seconds, at least one and at most those of `max_epochs`.
 
-    >>> plan_steps(10, seconds_per_step=0.5, images=1000, batch_size=32, max_epochs=40)
+    >>> plan_steps(10.0, seconds_per_step=0.5, images=1000, batch_size=32, max_epochs=40.0)
     20
-    >>> plan_steps(100, seconds_per_step=0.1, images=64, batch_size=32, max_epochs=40)
+    >>> plan_steps(100.0, seconds_per_step=0.1, images=64, batch_size=32, max_epochs=40.0)
     80
     """
     longest = math.ceil(max_epochs * images / batch_size)

@@ -1,11 +1,11 @@
 """`vitkit bench`: measure the speed and exactness of every engine on this machine."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from vitkit.cli.console import print_json, print_table, stdout_console
+from vitkit.cli.console import print_result, print_table, stdout_console
 from vitkit.cli.options import device_option
 from vitkit.core.formatting import format_bytes, safe_text
 
@@ -57,16 +57,7 @@ class CommaSeparated(click.ParamType[list[str]]):
 )
 @device_option
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def command(
-    model: str,
-    images: str | None,
-    batch_size: list[str],
-    precision: list[str],
-    merge: int,
-    seconds: float,
-    device: str,
-    as_json: bool,
-) -> None:
+def command(batch_size: list[str], as_json: bool, **options: Any) -> None:
     """Measure how fast and how exactly this machine runs MODEL: a run, weights of any format, or a name such as B/16.
 
     All engines and precisions are timed in turns, which gives a fair comparison on a busy machine too. bf16 and int8
@@ -79,22 +70,11 @@ def command(
     """
     import vitkit
 
-    result = vitkit.benchmark(
-        model,
-        images=images,
-        batch_size=[int(size) for size in batch_size],
-        precision=precision,
-        merge=merge,
-        seconds=seconds,
-        device=device,
-    )
-    if as_json:
-        print_json(result.to_dict())
-    else:
-        _print_result(result)
+    result = vitkit.benchmark(batch_size=[int(size) for size in batch_size], **options)
+    print_result(result, _print_benchmark, as_json=as_json)
 
 
-def _print_result(result: "BenchmarkResult") -> None:
+def _print_benchmark(result: "BenchmarkResult") -> None:
     threads = f"{result.threads} thread{'s' * (result.threads != 1)}"
     device = f"{result.device}, {threads}" if result.device == "cpu" else result.device
     height, width = result.image_size

@@ -1,11 +1,11 @@
 """`vitkit compare`: comparison of runs and models."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from vitkit.cli.console import print_json, print_table, print_warnings, stdout_console
+from vitkit.cli.console import print_result, print_table, stdout_console
 from vitkit.cli.options import device_option, json_option, workers_option
 from vitkit.core.formatting import MISSING, format_count, format_duration, safe_text
 
@@ -32,18 +32,7 @@ if TYPE_CHECKING:
 @workers_option
 @device_option
 @json_option
-def command(
-    models: tuple[str, ...],
-    data: str | None,
-    split: str | None,
-    layout: str | None,
-    against: Literal["first", "best"],
-    measure: bool,
-    out: Path | None,
-    workers: int | None,
-    device: str,
-    as_json: bool,
-) -> None:
+def command(data: str | None, split: str | None, layout: str | None, as_json: bool, **options: Any) -> None:
     """Compare MODELs, which are runs or weights of any origin: accuracy, calibration, size, cost and speed.
 
     Without --data, each run has the scores of its own evaluation. With it, all models are evaluated on the same images,
@@ -57,28 +46,12 @@ def command(
 
     if (split is not None or layout is not None) and data is None:
         raise click.UsageError("--split and --layout need --data")
-    result = compare(
-        models,
-        data=data,
-        split=split,
-        layout=layout,
-        against=against,
-        measure=measure,
-        out=out,
-        device=device,
-        workers=workers,
-    )
-    print_warnings(result.warnings)
-    if as_json:
-        print_json(result.to_dict())
-        return
-    print_comparison(result)
-    if result.report_path is not None:
-        click.echo(safe_text(str(result.report_path)))
+    result = compare(data=data, split=split, layout=layout, **options)
+    print_result(result, print_comparison, as_json=as_json)
 
 
 def print_comparison(comparison: "ComparisonResult") -> None:
-    """Print scores, costs and differences."""
+    """Print scores, costs, differences and the path of the report."""
     scores, costs = [], []
     for model in comparison.models:
         if model.scores is None:
@@ -107,3 +80,5 @@ def print_comparison(comparison: "ComparisonResult") -> None:
     console.print()
     for difference in comparison.differences:
         console.print(safe_text(f"{difference.describe()}, p = {difference.p_value:.2g}"), soft_wrap=True)
+    if comparison.report_path is not None:
+        click.echo(safe_text(str(comparison.report_path)))

@@ -5,7 +5,8 @@ Commands import this module before they parse their options, so rich is imported
 
 import json
 import textwrap
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import TypeVar
 
 import click
 
@@ -13,7 +14,9 @@ from vitkit.core.console import logger
 from vitkit.core.console import stderr_console as stderr_console  # noqa: PLC0414  commands import it from here
 from vitkit.core.console import stdout_console as stdout_console  # noqa: PLC0414
 from vitkit.core.formatting import safe_text
+from vitkit.core.result import Result
 
+ResultT = TypeVar("ResultT", bound=Result)
 MAX_INDENTED = 100_000
 """Characters of JSON above which it is printed on one line: indented, lists of numbers take several times as many."""
 
@@ -33,6 +36,15 @@ def print_json(value: object) -> None:
 def print_status(message: str) -> None:
     """Log a status message, which the command line prints to stderr."""
     logger.info("%s", message)
+
+
+def print_result(result: ResultT, print_text: Callable[[ResultT], None], *, as_json: bool) -> None:
+    """Print the warnings of a result to stderr, and the result as JSON or by `print_text`."""
+    print_warnings(result.warnings)
+    if as_json:
+        print_json(result.to_dict())
+    else:
+        print_text(result)
 
 
 def print_warnings(warnings: Sequence[str]) -> None:

@@ -1,12 +1,12 @@
 """`vitkit cost`: count parameters, operations and memory; compare Table 6 of the paper."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 import vitkit
-from vitkit.cli.console import print_json, print_sections, print_table, stdout_console
-from vitkit.cli.options import Size, SizeParameter, json_option
+from vitkit.cli.console import print_result, print_sections, print_table, stdout_console
+from vitkit.cli.options import SizeParameter, json_option
 from vitkit.core.config import parse_assignments
 from vitkit.core.formatting import format_bytes, format_count
 
@@ -43,13 +43,11 @@ class CountParameter(click.ParamType):  # type: ignore[type-arg]
 def command(
     model: str | None,
     settings: tuple[str, ...],
-    image_size: Size | None,
-    num_classes: int | None,
     images: int | None,
     epochs: float | None,
-    batch_size: int,
     table6: bool,
     as_json: bool,
+    **options: Any,
 ) -> None:
     """Count the operations and memory that MODEL needs for inference and training.
 
@@ -63,21 +61,13 @@ def command(
     if table6 != (model is None):
         raise click.UsageError("give either a model, such as B/16, or --table6 alone")
     if model is None:
-        table = vitkit.table6()
-        print_json(table.to_dict()) if as_json else print_table6(table)
+        print_result(vitkit.table6(), print_table6, as_json=as_json)
         return
     if epochs is not None and images is None:
         raise click.UsageError("--epochs needs --images, the size of the training set")
-    result = vitkit.cost(
-        model,
-        image_size=image_size,
-        num_classes=num_classes,
-        images=images,
-        epochs=1 if epochs is None else epochs,
-        batch_size=batch_size,
-        settings=parse_assignments(settings),
-    )
-    print_json(result.to_dict()) if as_json else print_cost(result)
+    passes = 1 if epochs is None else epochs
+    result = vitkit.cost(model, images=images, epochs=passes, settings=parse_assignments(settings), **options)
+    print_result(result, print_cost, as_json=as_json)
 
 
 def print_cost(cost: "Cost") -> None:

@@ -2,11 +2,11 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from vitkit.cli.console import print_json, print_sections, print_warnings, stdout_console
+from vitkit.cli.console import print_json, print_result, print_sections, stdout_console
 from vitkit.cli.options import device_option, json_option, workers_option
 from vitkit.core.formatting import format_percent, format_plural, safe_text
 
@@ -64,18 +64,7 @@ def check(
 @workers_option
 @device_option
 @json_option
-def quality(
-    data: str,
-    model: str | None,
-    out: Path,
-    within_splits: bool,
-    match_flips: bool,
-    min_score: float | None,
-    probability: bool,
-    workers: int | None,
-    device: str,
-    as_json: bool,
-) -> None:
+def quality(model: str | None, min_score: float | None, probability: bool, as_json: bool, **options: Any) -> None:
     """Find near-duplicates and wrong labels in DATA.
 
     Near-duplicates are found by pixels, despite other sizes, light, compression and small shifts. With --model they are
@@ -90,23 +79,8 @@ def quality(
 
     if model is None and (probability or min_score is not None):
         raise click.UsageError("--probability and --min-score are for label issues, which need --model")
-    report = check_data_quality(
-        data,
-        model=model,
-        out=out,
-        within_splits=within_splits,
-        match_flips=match_flips,
-        min_score=min_score,
-        probability=probability,
-        device=device,
-        workers=workers,
-    )
-    print_warnings(report.warnings)
-    if as_json:
-        print_json(report.to_dict())
-        return
-    print_report(report)
-    click.echo("\n" + safe_text(str(report.report_path)))
+    report = check_data_quality(model=model, min_score=min_score, probability=probability, **options)
+    print_result(report, print_report, as_json=as_json)
 
 
 def print_summary(summary: "DataSummary") -> None:
@@ -148,7 +122,7 @@ def _shorten(rows: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
 
 
 def print_report(report: "DataQualityReport") -> None:
-    """Print the counts of `check_data_quality` and the first examples."""
+    """Print the counts of `check_data_quality`, the first examples and the path of the report."""
     splits = report.data.splits
     across = len(report.across_splits)
     duplicates = [("across splits", format_plural(across, "pair"))] if len(splits) > 1 else []
@@ -170,3 +144,4 @@ def print_report(report: "DataQualityReport") -> None:
             issue = f"{row['split']}: {row['file']} is labeled {row['given_label']}, suggested {row['suggested_label']}"
             labels.append((f"{row['score']:.2f}", issue))
     print_sections({"Near-duplicates": duplicates, "In more than one split": leaked, "Labels": labels})
+    click.echo("\n" + safe_text(str(report.report_path)))

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from vitkit.cli.console import print_json, print_sections, stderr_console
+from vitkit.cli.console import print_result, print_sections, stderr_console
 from vitkit.core.formatting import format_bytes
 
 if TYPE_CHECKING:
@@ -22,10 +22,7 @@ def command(as_json: bool) -> None:
 
     with stderr_console().status("examining this machine …"):
         report = vitkit.doctor()
-    if as_json:
-        print_json(report.to_dict())
-    else:
-        print_report(report)
+    print_result(report, print_report, as_json=as_json)
 
 
 def print_report(report: "MachineReport") -> None:

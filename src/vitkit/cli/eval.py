@@ -1,16 +1,15 @@
 """`vitkit eval`: evaluation of a model on labeled images."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from vitkit.cli.console import print_json, print_sections, print_warnings, stderr_console
+from vitkit.cli.console import print_result, print_sections, stderr_console
 from vitkit.cli.options import device_option, json_option, merge_option, precision_option, workers_option
 from vitkit.core.formatting import safe_text
 
 if TYPE_CHECKING:
     from vitkit.evaluation.evaluation import EvaluationResult
-    from vitkit.inference.engine import Precision
 
 
 @click.command("eval")
@@ -31,20 +30,7 @@ if TYPE_CHECKING:
 @precision_option
 @merge_option
 @json_option
-def command(  # noqa: PLR0913, PLR0917  each is an option that users type
-    model: str,
-    data: str,
-    split: str | None,
-    layout: str | None,
-    label_map: str | None,
-    real: str | None,
-    workers: int | None,
-    batch_size: int,
-    device: str,
-    precision: "Precision",
-    merge: int,
-    as_json: bool,
-) -> None:
+def command(as_json: bool, **options: Any) -> None:
     """Evaluate MODEL on DATA: top-1, top-5, metrics per class, calibration, confusion.
 
     MODEL is a run, or weights of any origin. On the dataset that a run was trained on, only held-out images are used.
@@ -60,25 +46,9 @@ def command(  # noqa: PLR0913, PLR0917  each is an option that users type
     """
     from vitkit.api.evaluation import evaluate
 
-    result = evaluate(
-        model,
-        data,
-        split=split,
-        layout=layout,
-        label_map=label_map,
-        real=real,
-        batch_size=batch_size,
-        precision=precision,
-        merge=merge,
-        device=device,
-        workers=workers,
-    )
-    print_warnings(result.warnings)
+    result = evaluate(**options)
     print_details(result)
-    if as_json:
-        print_json(result.to_dict())
-    else:
-        print_result(result)
+    print_result(result, print_metrics, as_json=as_json)
 
 
 def print_details(result: "EvaluationResult") -> None:
@@ -95,7 +65,7 @@ def print_details(result: "EvaluationResult") -> None:
         console.print(safe_text(f"engine: {result.engine.name}{reason}"), soft_wrap=True)
 
 
-def print_result(result: "EvaluationResult") -> None:
+def print_metrics(result: "EvaluationResult") -> None:
     """Print the metrics and the classes with the lowest recall."""
     low, high = result.intervals["top1"]
     worst = sorted((each for each in result.per_class if each.recall is not None), key=lambda each: each.recall or 0.0)

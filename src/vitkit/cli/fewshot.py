@@ -1,16 +1,16 @@
 """`vitkit fewshot`: few-shot evaluation of the features of a model."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from vitkit.cli.console import print_json, print_table, print_warnings, stderr_console
+from vitkit.cli.console import print_result, print_table, stderr_console
 from vitkit.cli.options import device_option, json_option, workers_option
 from vitkit.core.formatting import safe_text
 
 if TYPE_CHECKING:
-    from vitkit.evaluation.fewshot import Method
+    from vitkit.evaluation.fewshot import FewShotResult
 
 
 class ShotList(click.ParamType[tuple[int, ...]]):
@@ -46,19 +46,7 @@ class ShotList(click.ParamType[tuple[int, ...]]):
 @workers_option
 @device_option
 @json_option
-def command(  # noqa: PLR0913, PLR0917  each is an option that users type
-    model: str,
-    data: str,
-    shots: tuple[int, ...],
-    seeds: int,
-    method: "Method | Literal['all']",
-    sweep_l2: bool,
-    released_crop: bool,
-    save: Path | None,
-    workers: int | None,
-    device: str,
-    as_json: bool,
-) -> None:
+def command(as_json: bool, **options: Any) -> None:
     """Evaluate how well the features of MODEL classify DATA with a few labeled images of each class.
 
     The paper's linear probe: ridge regression on frozen features, in closed form, averaged over random draws. Features
@@ -71,27 +59,17 @@ def command(  # noqa: PLR0913, PLR0917  each is an option that users type
     """
     from vitkit.api.evaluation import fewshot
 
-    result = fewshot(
-        model,
-        data,
-        shots=shots,
-        seeds=seeds,
-        method=method,
-        sweep_l2=sweep_l2,
-        released_crop=released_crop,
-        save=save,
-        device=device,
-        workers=workers,
-    )
-    print_warnings(result.warnings)
+    result = fewshot(**options)
     console = stderr_console()
     images = f"{result.train_images:,} training and {result.test_images:,} test images"
     console.print(safe_text(f"{result.model}: {len(result.labels)} classes, {images}"), soft_wrap=True)
     if result.model_path is not None:
         console.print(safe_text(f"wrote {result.model_path}: a model of {len(result.labels)} classes"), soft_wrap=True)
-    if as_json:
-        print_json(result.to_dict())
-    else:
-        scores = list(result.methods.values())
-        rows = [(str(n), *(f"{each[n].mean:.1%} ± {each[n].std:.1%}" for each in scores)) for n in result.shots]
-        print_table(("shots", *result.methods), rows, left=())
+    print_result(result, print_scores, as_json=as_json)
+
+
+def print_scores(result: "FewShotResult") -> None:
+    """Print the mean and the standard deviation over draws of each method, by number of shots."""
+    scores = list(result.methods.values())
+    rows = [(str(n), *(f"{each[n].mean:.1%} ± {each[n].std:.1%}" for each in scores)) for n in result.shots]
+    print_table(("shots", *result.methods), rows, left=())

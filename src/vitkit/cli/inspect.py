@@ -1,10 +1,11 @@
 """`vitkit inspect`: a report of what a model attends to and has learned."""
 
 from pathlib import Path
+from typing import Any
 
 import click
 
-from vitkit.cli.console import print_json, print_warnings
+from vitkit.cli.console import print_result
 from vitkit.cli.options import device_option, split_list
 from vitkit.core.formatting import safe_text
 
@@ -20,18 +21,7 @@ from vitkit.core.formatting import safe_text
 @click.option("--labels", type=click.Path(path_type=Path), help="File of class names, if the weights have none.")
 @device_option
 @click.option("--json", "as_json", is_flag=True, help="Print the numbers as JSON.")
-def command(
-    model: str,
-    images: tuple[Path, ...],
-    out: Path,
-    only: str | None,
-    target: str | None,
-    other: str | None,
-    layer: int,
-    labels: Path | None,
-    device: str,
-    as_json: bool,
-) -> None:
+def command(only: str | None, as_json: bool, **options: Any) -> None:
     """Inspect MODEL, a run or weights of any origin, on IMAGES, which are files or directories.
 
     Writes report.html, every figure as PNG and SVG, and numbers.json to --out. Up to eight images are drawn; means,
@@ -43,19 +33,5 @@ def command(
     """
     from vitkit.api.inspection import inspect
 
-    result = inspect(
-        model,
-        images,
-        out=out,
-        only=split_list(only),
-        target=target,
-        other=other,
-        layer=layer,
-        labels=labels,
-        device=device,
-    )
-    print_warnings(result.warnings)
-    if as_json:
-        print_json(result.to_dict())
-    else:
-        click.echo(safe_text(str(result.report_path)))
+    result = inspect(only=split_list(only), **options)
+    print_result(result, lambda report: click.echo(safe_text(str(report.report_path))), as_json=as_json)

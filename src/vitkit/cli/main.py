@@ -30,9 +30,7 @@ class CommandEntry(NamedTuple):
 
 
 SECTIONS = {
-    "Get started": {
-        "demo": "Train on built-in images and open the report.",
-    },
+    "Get started": {"demo": "Train on built-in images and open the report."},
     "Train": {
         "train": "Train on a folder of images, or run a recipe.",
         "finetune": "Fine-tune a model on other images.",

@@ -3,16 +3,15 @@
 import json
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from vitkit.cli.console import print_json, print_warnings
+from vitkit.cli.console import print_result, print_warnings
 from vitkit.cli.options import device_option, merge_option, precision_option, workers_option
 from vitkit.core.formatting import safe_text
 
 if TYPE_CHECKING:
-    from vitkit.inference.engine import Precision
     from vitkit.inference.predictions import ImagePrediction
 
 
@@ -33,20 +32,7 @@ if TYPE_CHECKING:
     help="Images on which to measure agreement with fp32.  [default: the first 64 of IMAGES]",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON line per image.")
-def command(  # noqa: PLR0913, PLR0917  each is an option that users type
-    model: str,
-    images: tuple[str, ...],
-    top: int,
-    features: bool,
-    out: Path | None,
-    batch_size: int,
-    workers: int | None,
-    device: str,
-    precision: "Precision",
-    merge: int,
-    calibration: str | None,
-    as_json: bool,
-) -> None:
+def command(features: bool, out: Path | None, as_json: bool, **options: Any) -> None:
     """Label IMAGES (files, directories, tar or parquet files) with MODEL, a run or weights of any format.
 
     Images are preprocessed as in evaluation. Unreadable images are reported and skipped. With --out the number of
@@ -66,25 +52,9 @@ def command(  # noqa: PLR0913, PLR0917  each is an option that users type
         raise ConfigError("features are too long to print", hint="add --out FILE.parquet, or --json")
     if int(os.environ.get("WORLD_SIZE", "1")) > 1 and out is None:
         raise ConfigError("several processes need an output file", hint="add --out FILE.csv")
-    result = vitkit.predict(
-        model,
-        images,
-        top=top,
-        features=features,
-        out=out,
-        calibration=calibration,
-        batch_size=batch_size,
-        precision=precision,
-        merge=merge,
-        device=device,
-        workers=workers,
-    )
+    result = vitkit.predict(features=features, out=out, **options)
     if result.path is not None:
-        print_warnings(result.warnings)
-        if as_json:
-            print_json(result.to_dict())
-        else:
-            click.echo(safe_text(str(result.path)))
+        print_result(result, lambda table: click.echo(safe_text(str(table.path))), as_json=as_json)
         return
     for prediction in result:
         if as_json:

@@ -2,6 +2,7 @@
 
 import os
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -24,14 +25,11 @@ import click
 @click.option("--access-log", is_flag=True, help="Log every request.")
 def command(
     runs_and_settings: tuple[str, ...],
-    host: str,
-    port: int,
     precision: str,
     runs: Path | None,
     token_file: Path | None,
-    calibration: str | None,
     fd: int | None,
-    access_log: bool,
+    **options: Any,
 ) -> None:
     """Serve models over HTTP, with a web page.
 
@@ -80,15 +78,12 @@ def command(
     try:
         vitkit.serve(
             models,
-            host=host,
-            port=port,
             precision=precisions,
             runs=runs,
             token=None if token_file is None else read_token(token_file),
-            calibration=calibration,
             settings=settings,
-            access_log=access_log,
             fd=fd if fd is not None else systemd_socket(),
+            **options,
         )
     except TokenError as error:
         raise click.UsageError(summarize(error)) from error

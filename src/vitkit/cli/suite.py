@@ -1,11 +1,11 @@
 """The command `vitkit suite`."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from vitkit.cli.console import print_json, print_table, stderr_console
+from vitkit.cli.console import print_result, print_table, stderr_console
 from vitkit.cli.options import split_list
 from vitkit.cli.running import parse_rates
 from vitkit.core.config import parse_assignments
@@ -29,15 +29,7 @@ if TYPE_CHECKING:
 @click.option("--skip-missing", is_flag=True, help="Skip datasets that do not exist.")
 @click.option("--json", "as_json", is_flag=True, help="Print the leaderboard as JSON.")
 def command(
-    name: str,
-    settings: tuple[str, ...],
-    out: Path,
-    models: tuple[str, ...],
-    data: str | None,
-    only: str | None,
-    rates: str | None,
-    skip_missing: bool,
-    as_json: bool,
+    name: str, settings: tuple[str, ...], only: str | None, rates: str | None, as_json: bool, **options: Any
 ) -> None:
     """Fine-tune and evaluate models on every dataset of a suite, and print a leaderboard.
 
@@ -56,25 +48,14 @@ def command(
         raise click.UsageError("--only names no dataset")
     import vitkit
 
-    leaderboard = vitkit.suite(
-        name,
-        out=out,
-        models=models,
-        data=data,
-        only=selected,
-        rates=None if rates is None else parse_rates(rates),
-        skip_missing=skip_missing,
-        settings=parse_assignments(settings),
-    )
+    tried = None if rates is None else parse_rates(rates)
+    leaderboard = vitkit.suite(name, only=selected, rates=tried, settings=parse_assignments(settings), **options)
     if is_main_rank():
-        print_leaderboard(leaderboard, as_json=as_json)
+        print_result(leaderboard, print_leaderboard, as_json=as_json)
 
 
-def print_leaderboard(leaderboard: "Leaderboard", *, as_json: bool) -> None:
+def print_leaderboard(leaderboard: "Leaderboard") -> None:
     """Print one row per dataset and one column per model, in per cent as in Table 2."""
-    if as_json:
-        print_json(leaderboard.to_dict())
-        return
     models, rows, means = leaderboard.models, [], []
     for index, row in enumerate(leaderboard.rows()):
         title = row.title

@@ -1,15 +1,14 @@
 """`vitkit weights`: describe, convert, compare, adapt and verify weights of any format."""
 
 from pathlib import Path
-from typing import Literal
+from typing import Any
 
 import click
 
 import vitkit
-from vitkit.cli.console import print_json, print_sections, stderr_console, stdout_console
-from vitkit.cli.options import Size, SizeParameter, json_option
+from vitkit.cli.console import print_result, stderr_console
+from vitkit.cli.options import SizeParameter, json_option
 from vitkit.core.config import parse_assignments
-from vitkit.core.formatting import safe_text
 
 DISAGREES = 1
 NAMES = (
@@ -46,10 +45,10 @@ def info(file: Path, format_name: str | None, as_json: bool) -> None:
     vitkit weights info ViT-B_16.npz
     vitkit weights info runs/photos --json
     """
-    from vitkit.cli.weights_text import info_sections
+    from vitkit.cli.weights_text import print_info
 
     result = vitkit.describe_weights(file, format=format_name)
-    print_result(result.to_dict(), info_sections(result), as_json=as_json)
+    print_result(result, print_info, as_json=as_json)
     if not as_json and (result.missing or result.extra):
         warning = "warning: not a complete model, or one that vitkit does not support; it cannot be loaded"
         stderr_console().print(warning, style="yellow", soft_wrap=True)
@@ -84,13 +83,13 @@ def convert(
     vitkit weights convert runs/photos for-timm --to timm
     vitkit weights convert b16 b16.pth --to torchvision block.activation=gelu_erf
     """
-    from vitkit.cli.weights_text import conversion_sections
+    from vitkit.cli.weights_text import print_conversion
 
     changes = parse_assignments(settings)
     result = vitkit.convert(
         file, out, to=to_name, settings=changes, format=format_name, overwrite=force, allow_loss=allow_loss
     )
-    print_result(result.to_dict(), conversion_sections(result), as_json=as_json)
+    print_result(result, print_conversion, as_json=as_json)
 
 
 @command.command("diff", short_help="Compare two models of any format.")
@@ -106,10 +105,10 @@ def diff(a: Path, b: Path, format_a: str | None, format_b: str | None, as_json: 
     vitkit weights diff ViT-B_16.npz vit_base_patch16_224.safetensors
     vitkit weights diff runs/photos runs/tuned --json
     """
-    from vitkit.cli.weights_text import diff_sections
+    from vitkit.cli.weights_text import print_diff
 
     result = vitkit.diff_weights(a, b, format_a=format_a, format_b=format_b)
-    print_result(result.to_dict(), diff_sections(result), as_json=as_json)
+    print_result(result, print_diff, as_json=as_json)
 
 
 @command.command("adapt", short_help="Change image size, patches, channels or classes.")
@@ -128,18 +127,15 @@ def diff(a: Path, b: Path, format_a: str | None, format_b: str | None, as_json: 
 @format_option
 @force_option
 @json_option
-def adapt(  # noqa: PLR0913, PLR0917  each is an option that users type
+def adapt(
     file: Path,
     out: Path,
-    image_size: Size | None,
-    patch_size: Size | None,
-    channels: int | None,
     num_classes: int | None,
     labels: Path | None,
-    pooling: Literal["class", "mean"] | None,
     format_name: str | None,
     force: bool,
     as_json: bool,
+    **options: Any,
 ) -> None:
     """Adapt the model in FILE to other images, patches or classes, and write it to the directory OUT.
 
@@ -148,27 +144,14 @@ def adapt(  # noqa: PLR0913, PLR0917  each is an option that users type
     vitkit weights adapt ViT-B_16.npz gray --channels 1 --num-classes 10
     vitkit weights adapt runs/photos more --labels new-photos/
     """
-    from vitkit.cli.weights_text import adapt_lines
+    from vitkit.cli.weights_text import print_adaptation
 
     if num_classes is not None and labels is not None:
         raise click.UsageError("--labels sets the number of classes; leave --num-classes out")
     result = vitkit.adapt(
-        file,
-        out,
-        image_size=image_size,
-        patch_size=patch_size,
-        channels=channels,
-        num_classes=num_classes,
-        labels=labels,
-        pooling=pooling,
-        format=format_name,
-        overwrite=force,
+        file, out, num_classes=num_classes, labels=labels, format=format_name, overwrite=force, **options
     )
-    if as_json:
-        print_json(result.to_dict())
-        return
-    for line in adapt_lines(result):
-        stdout_console().print(safe_text(line), soft_wrap=True)
+    print_result(result, print_adaptation, as_json=as_json)
 
 
 @command.command("verify", short_help="Compare logits with those of the model's origin.")
@@ -184,17 +167,9 @@ def verify(file: Path, format_name: str | None, as_json: bool) -> None:
     vitkit weights verify b16
     vitkit weights verify vit_base_patch16_224.safetensors --json
     """
-    from vitkit.cli.weights_text import verification_sections
+    from vitkit.cli.weights_text import print_verification
 
     result = vitkit.verify(file, format=format_name)
-    print_result(result.to_dict(), verification_sections(result), as_json=as_json)
+    print_result(result, print_verification, as_json=as_json)
     if not result.agrees:
         click.get_current_context().exit(DISAGREES)
-
-
-def print_result(values: dict[str, object], sections: dict[str, list[tuple[str, str]]], *, as_json: bool) -> None:
-    """Print a result as JSON or as sections."""
-    if as_json:
-        print_json(values)
-    else:
-        print_sections(sections)

@@ -1,9 +1,10 @@
 """Terminal output of `vitkit weights`."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from vitkit.core.formatting import format_count, format_plural, format_value
+from vitkit.cli.console import print_sections, stdout_console
+from vitkit.core.formatting import format_count, format_plural, format_value, safe_text
 from vitkit.core.sizes import format_size
 from vitkit.model.config import ViTConfig
 from vitkit.weights.adapt import AdaptResult
@@ -19,23 +20,26 @@ MAX_ROWS = 8
 Rows = list[tuple[str, str]]
 
 
-def info_sections(info: WeightsInfo) -> dict[str, Rows]:
-    """Format the description of a weight file."""
-    return {
-        info.file: [
-            ("format", f"{info.title} ({info.format})"),
-            ("model", info.model),
-            *_sizes(info.config),
-            ("parameters", f"{info.parameters:,} ({format_count(info.parameters)})"),
-            *([("dtypes", ", ".join(info.dtypes))] if info.dtypes else []),
-            ("labels", _labels(info.labels)),
-            ("preprocessing", describe_preprocessing(info.preprocessing)),
-            *(("note", note) for note in info.notes),
-        ],
-        f"Missing: {len(info.missing):,}": [("–", name) for name in _truncate(info.missing)],
-        f"Extra: {len(info.extra):,}": [("+", name) for name in _truncate(info.extra)],
-        f"Not in the loaded model: {len(info.dropped):,}": [("–", name) for name in _truncate(info.dropped)],
-    }
+def print_info(info: WeightsInfo) -> None:
+    """Print the description of a weight file."""
+    model = [
+        ("format", f"{info.title} ({info.format})"),
+        ("model", info.model),
+        *_sizes(info.config),
+        ("parameters", f"{info.parameters:,} ({format_count(info.parameters)})"),
+        *([("dtypes", ", ".join(info.dtypes))] if info.dtypes else []),
+        ("labels", _labels(info.labels)),
+        ("preprocessing", describe_preprocessing(info.preprocessing)),
+        *(("note", note) for note in info.notes),
+    ]
+    print_sections(
+        {
+            info.file: model,
+            f"Missing: {len(info.missing):,}": [("–", name) for name in _truncate(info.missing)],
+            f"Extra: {len(info.extra):,}": [("+", name) for name in _truncate(info.extra)],
+            f"Not in the loaded model: {len(info.dropped):,}": [("–", name) for name in _truncate(info.dropped)],
+        }
+    )
 
 
 def _sizes(config: ModelConfig) -> Rows:
@@ -68,8 +72,8 @@ def _truncate(names: Sequence[str]) -> list[str]:
     return [*names[:MAX_ROWS], *more]
 
 
-def conversion_sections(result: ConversionResult) -> dict[str, Rows]:
-    """Format the result of a conversion."""
+def print_conversion(result: ConversionResult) -> None:
+    """Print the result of a conversion."""
     rows = [
         ("from", f"{result.source}, {format_title(result.source_format)}"),
         ("to", format_title(result.format)),
@@ -79,11 +83,11 @@ def conversion_sections(result: ConversionResult) -> dict[str, Rows]:
         *(("dropped", loss) for loss in _truncate(result.dropped)),
         *(("differs", difference) for difference in result.differs),
     ]
-    return {f"Written: {result.path}": rows}
+    print_sections({f"Written: {result.path}": rows})
 
 
-def diff_sections(diff: WeightsDiff) -> dict[str, Rows]:
-    """Format the differences of two models, largest first."""
+def print_diff(diff: WeightsDiff) -> None:
+    """Print the differences of two models, largest first."""
     differing = sorted(
         (tensor for tensor in diff.tensors if not tensor.is_same),
         key=lambda tensor: math.inf if tensor.max_difference is None else tensor.max_difference,
@@ -103,16 +107,20 @@ def diff_sections(diff: WeightsDiff) -> dict[str, Rows]:
     rows = [(tensor.name, _difference(tensor)) for tensor in differing[:MAX_ROWS]]
     if len(differing) > MAX_ROWS:
         rows.append(("…", f"and {len(differing) - MAX_ROWS:,} more (see --json)"))
-    return {
-        "Comparison": summary,
-        "Tensors that differ": rows,
-        f"Only in the first: {len(diff.only_a):,}": [("–", name) for name in _truncate(diff.only_a)],
-        f"Only in the second: {len(diff.only_b):,}": [("+", name) for name in _truncate(diff.only_b)],
-        "Configuration": [(key, f"{format_value(a)} → {format_value(b)}") for key, (a, b) in diff.config.items()],
-        "Preprocessing": [
-            (key, f"{format_value(a)} → {format_value(b)}") for key, (a, b) in diff.preprocessing.items()
-        ],
-    }
+    print_sections(
+        {
+            "Comparison": summary,
+            "Tensors that differ": rows,
+            f"Only in the first: {len(diff.only_a):,}": [("–", name) for name in _truncate(diff.only_a)],
+            f"Only in the second: {len(diff.only_b):,}": [("+", name) for name in _truncate(diff.only_b)],
+            "Configuration": _changes(diff.config),
+            "Preprocessing": _changes(diff.preprocessing),
+        }
+    )
+
+
+def _changes(values: Mapping[str, tuple[object, object]]) -> Rows:
+    return [(key, f"{format_value(a)} → {format_value(b)}") for key, (a, b) in values.items()]
 
 
 def _difference(tensor: TensorDifference) -> str:
@@ -121,15 +129,16 @@ def _difference(tensor: TensorDifference) -> str:
     return "not finite" if tensor.max_difference is None else f"{tensor.max_difference:g}"
 
 
-def adapt_lines(result: AdaptResult) -> list[str]:
-    """Format the changes of an adapted model."""
+def print_adaptation(result: AdaptResult) -> None:
+    """Print the changes of an adapted model."""
     config = result.bundle.config
     shape = f"{result.bundle.name}, images of {format_size(config.image_size)}, classes: {config.num_classes:,}"
-    return [*(result.changes or ("no change: the model has this shape",)), f"Written: {result.path} ({shape})"]
+    for line in (*(result.changes or ("no change: the model has this shape",)), f"Written: {result.path} ({shape})"):
+        stdout_console().print(safe_text(line), soft_wrap=True)
 
 
-def verification_sections(result: VerificationResult) -> dict[str, Rows]:
-    """Format the result of a verification."""
+def print_verification(result: VerificationResult) -> None:
+    """Print the result of a verification."""
     is_compared = result.max_difference is not None
     rows = [
         ("format", f"{result.title} ({result.format})"),
@@ -142,4 +151,4 @@ def verification_sections(result: VerificationResult) -> dict[str, Rows]:
             ("largest difference", f"{largest} (tolerance {result.tolerance:.2g})"),
             ("verdict", "agrees" if result.agrees else "does not agree"),
         ]
-    return {result.source: rows}
+    print_sections({result.source: rows})

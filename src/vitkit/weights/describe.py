@@ -17,14 +17,7 @@ from vitkit.typing import ModelSource
 from vitkit.weights import artifact as artifact_io
 from vitkit.weights.bundle import ModelBundle, ValuePair, are_class_numbers, diff_settings
 from vitkit.weights.io.readers import open_tensors
-from vitkit.weights.load import (
-    identify,
-    load_stored_bundle,
-    read_own,
-    reads_as_artifact,
-    resolve_source,
-    source_name,
-)
+from vitkit.weights.load import identify, load_stored_bundle, read_own, reads_as_artifact, resolve_source, source_name
 from vitkit.weights.rules import find_lost
 from vitkit.zoo.registry import create
 from vitkit.zoo.variants import ModelConfig

@@ -1,9 +1,12 @@
 """Appendix D.6: axial attention at equal depth and at equal FLOPs."""
 
-from vitkit.studies.families import UPSTREAM_SETTINGS, vit
-from vitkit.studies.study import Claim, FewShot, Figure, Study
+from functools import partial
+
+from vitkit.studies.families import RATES, few_shot_study, vit
+from vitkit.studies.study import Claim, Figure
 
 MEAN = "pooling=mean"
+model_claim = partial(Claim, kind="greater", column="downstream_5shot", axis="model")
 
 
 def _with(depth: int, *settings: str) -> dict[str, object]:
@@ -11,7 +14,7 @@ def _with(depth: int, *settings: str) -> dict[str, object]:
     return dict(model) | {"model.settings": [*model["model.settings"], MEAN, *settings]}  # type: ignore[misc]
 
 
-STUDY = Study(
+STUDY = few_shot_study(
     name="axial",
     title="Axial attention",
     paper="Appendix D.6",
@@ -22,25 +25,12 @@ STUDY = Study(
             "ViT, equal FLOPs": _with(7),
         }
     },
-    settings=UPSTREAM_SETTINGS,
-    data=("upstream", "downstream"),
-    measures=(FewShot(shots=(5,)),),
-    rates=(3e-4, 1e-3, 3e-3),
+    rates=RATES,
     tune_by="model",
     claims=(
-        Claim(
-            text="axial attention is better per layer",
-            kind="greater",
-            column="downstream_5shot",
-            axis="model",
-            labels=("axial, 4 layers", "ViT, 4 layers"),
-        ),
-        Claim(
-            text="at equal FLOPs plain attention is better than axial",
-            kind="greater",
-            column="downstream_5shot",
-            axis="model",
-            labels=("ViT, equal FLOPs", "axial, 4 layers"),
+        model_claim(text="axial attention is better per layer", labels=("axial, 4 layers", "ViT, 4 layers")),
+        model_claim(
+            text="at equal FLOPs plain attention is better than axial", labels=("ViT, equal FLOPs", "axial, 4 layers")
         ),
     ),
     figure=Figure(column="downstream_5shot", lines="model", x="flops", log_x=True, x_label="Training FLOPs"),

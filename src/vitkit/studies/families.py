@@ -1,10 +1,12 @@
-"""Models and settings that several studies share: families of about equal FLOPs, by the project's own counter.
+"""Models, settings and designs that several studies share: families of about equal FLOPs, by the project's own counter.
 
 At 32 pixels ResNets have a small root (3×3, stride 1) and narrow stages: with the standard root the last stage would
 end at 1×1, a weakened baseline.
 """
 
-from vitkit.studies.study import Settings
+from functools import partial
+
+from vitkit.studies.study import DOWNSTREAM, UPSTREAM, FewShot, Settings, Study
 
 
 def vit(
@@ -55,6 +57,10 @@ UPSTREAM_SETTINGS: Settings = {
     "logging.log_every": 20,
 }
 """Half a million images of Tiny-ImageNet, whose validation images are the test."""
+few_shot_study = partial(
+    Study, settings=UPSTREAM_SETTINGS, data=(UPSTREAM, DOWNSTREAM), measures=(FewShot(shots=(5,)),)
+)
+"""Create a study that pre-trains on one dataset and measures 5-shot accuracy on another."""
 RATES = (3e-4, 1e-3, 3e-3)
 FINETUNE_SETTINGS: Settings = {
     "optimizer.name": "sgd",

@@ -1,11 +1,14 @@
 """Figure 4: few-shot accuracy over the size of the pre-training data."""
 
-from vitkit.studies.families import RATES, TRIO, UPSTREAM_SETTINGS, bit, vit
-from vitkit.studies.study import Claim, FewShot, Figure, Study
+from functools import partial
+
+from vitkit.studies.families import RATES, TRIO, UPSTREAM_SETTINGS, bit, few_shot_study, vit
+from vitkit.studies.study import Claim, Figure
 
 FRACTIONS = ("0.03", "0.1", "0.3", "1.0")
+family_claim = partial(Claim, column="downstream_5shot", axis="family")
 
-STUDY = Study(
+STUDY = few_shot_study(
     name="fig4",
     title="Few-shot accuracy over data size",
     paper="Figure 4",
@@ -14,26 +17,20 @@ STUDY = Study(
         "fraction": {fraction: {"data.fraction": float(fraction)} for fraction in FRACTIONS},
     },
     settings=dict(UPSTREAM_SETTINGS) | {"schedule.steps": 7800, "evaluation.patience": 5},
-    data=("upstream", "downstream"),
-    measures=(FewShot(shots=(5,)),),
     rates=RATES,
     tune_by="family",
     tune_at={"fraction": "0.3"},
     claims=(
-        Claim(
+        family_claim(
             text="ViT's slope of logit(accuracy) over log N is steeper than BiT's",
             kind="steeper",
-            column="downstream_5shot",
-            axis="family",
             labels=("ViT", "BiT"),
             x="fraction",
             logits=True,
         ),
-        Claim(
+        family_claim(
             text="with all 100,000 images BiT is still ahead of ViT: the lines do not cross",
             kind="greater",
-            column="downstream_5shot",
-            axis="family",
             labels=("BiT", "ViT"),
             where=("fraction=1.0",),
         ),

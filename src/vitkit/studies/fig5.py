@@ -1,46 +1,34 @@
 """Figure 5: accuracy over pre-training compute."""
 
-from vitkit.studies.families import RATES, TRIO, UPSTREAM_SETTINGS
-from vitkit.studies.study import Claim, FewShot, Figure, Study
+from functools import partial
+
+from vitkit.studies.families import RATES, TRIO, few_shot_study
+from vitkit.studies.study import Claim, Figure
 
 BUDGETS = ("3e13", "1e14", "3e14")
+family_claim = partial(Claim, column="downstream_5shot", axis="family")
 
-STUDY = Study(
+STUDY = few_shot_study(
     name="fig5",
     title="Accuracy over compute",
     paper="Figure 5",
-    axes={
-        "family": TRIO,
-        "budget": {budget: {"flops": float(budget)} for budget in BUDGETS},
-    },
-    settings=UPSTREAM_SETTINGS,
-    data=("upstream", "downstream"),
-    measures=(FewShot(shots=(5,)),),
+    axes={"family": TRIO, "budget": {budget: {"flops": float(budget)} for budget in BUDGETS}},
     rates=RATES,
     tune_by="family",
     tune_at={"budget": "3e13"},
     claims=(
-        Claim(
+        family_claim(
             text="the hybrid leads ViT at the smallest budget",
             kind="greater",
-            column="downstream_5shot",
-            axis="family",
             labels=("hybrid", "ViT"),
             where=("budget=3e13",),
         ),
-        Claim(
-            text="the hybrid's lead over ViT shrinks with compute",
-            kind="shrinks",
-            column="downstream_5shot",
-            axis="family",
-            labels=("hybrid", "ViT"),
-            x="budget",
+        family_claim(
+            text="the hybrid's lead over ViT shrinks with compute", kind="shrinks", labels=("hybrid", "ViT"), x="budget"
         ),
-        Claim(
+        family_claim(
             text="ViT needs less compute than BiT: it is ahead at the largest budget",
             kind="greater",
-            column="downstream_5shot",
-            axis="family",
             labels=("ViT", "BiT"),
             where=("budget=3e14",),
             expected="not expected this small; contested at scale too (arXiv 2310.16764)",
@@ -49,7 +37,7 @@ STUDY = Study(
     figure=Figure(
         column="downstream_5shot", lines="family", x="budget", log_x=True, fit=True, x_label="Pre-training FLOPs"
     ),
-    quick={"budget": ("3e13", "1e14", "3e14")},
+    quick={"budget": BUDGETS},
     paper_numbers={"ViT": "wins for the same compute", "hybrid": "leads at small budgets"},
     hours="5 to 12",
     notes="The bands are 95 % intervals of the fitted curves.",

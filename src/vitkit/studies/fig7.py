@@ -1,6 +1,10 @@
 """Figure 7: attention distance by layer, filters and positions, of the checkpoints of another study."""
 
+from functools import partial
+
 from vitkit.studies.study import RUNS, Claim, Figure, Study
+
+distance_claim = partial(Claim, column="distance", axis="family")
 
 STUDY = Study(
     name="fig7",
@@ -10,19 +14,10 @@ STUDY = Study(
     inspects="table8",
     data=("upstream", RUNS),
     claims=(
-        Claim(
-            text="heads look farther with depth",
-            kind="rises",
-            column="distance",
-            axis="family",
-            labels=("ViT",),
-            x="layer",
-        ),
-        Claim(
+        distance_claim(text="heads look farther with depth", kind="rises", labels=("ViT",), x="layer"),
+        distance_claim(
             text="the hybrid's first layer is less local",
             kind="greater",
-            column="distance",
-            axis="family",
             labels=("hybrid", "ViT"),
             where=("layer=1",),
         ),

@@ -1,7 +1,7 @@
 """Figure 8: which dimension of the model to scale. 64-pixel ViT."""
 
-from vitkit.studies.families import UPSTREAM_SETTINGS, vit
-from vitkit.studies.study import Claim, FewShot, Figure, Settings, Study
+from vitkit.studies.families import few_shot_study, vit
+from vitkit.studies.study import Claim, Figure, Settings
 
 
 def _shape(*, width: int = 96, depth: int = 4, mlp_dim: int = 384, patch_size: int = 16) -> Settings:
@@ -21,7 +21,7 @@ SHAPES = {
     "all": {"large": _shape(width=192, depth=8, mlp_dim=768, patch_size=8)},
 }
 
-STUDY = Study(
+STUDY = few_shot_study(
     name="fig8",
     title="Scaling depth, width, MLP and patches",
     paper="Figure 8",
@@ -31,9 +31,6 @@ STUDY = Study(
     },
     groups={"scaled": "shape"},
     base=BASE,
-    settings=UPSTREAM_SETTINGS,
-    data=("upstream", "downstream"),
-    measures=(FewShot(shots=(5,)),),
     claims=(
         Claim(
             text="smaller patches gain more per FLOP than depth, and depth more than width",

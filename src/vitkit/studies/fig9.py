@@ -1,9 +1,13 @@
 """Figure 9: class token or mean pooling, each at three learning rates."""
 
-from vitkit.studies.families import RATES, UPSTREAM_SETTINGS, vit
-from vitkit.studies.study import Claim, FewShot, Figure, Study
+from functools import partial
 
-STUDY = Study(
+from vitkit.studies.families import RATES, UPSTREAM_SETTINGS, few_shot_study, vit
+from vitkit.studies.study import Claim, Figure
+
+pooling_claim = partial(Claim, axis="pooling", labels=("class", "mean"))
+
+STUDY = few_shot_study(
     name="fig9",
     title="Class token or mean",
     paper="Figure 9",
@@ -12,27 +16,16 @@ STUDY = Study(
         "rate": {f"{rate:g}": {"schedule.lr": rate} for rate in RATES},
     },
     settings=dict(UPSTREAM_SETTINGS) | dict(vit()),
-    data=("upstream", "downstream"),
-    measures=(FewShot(shots=(5,)),),
     seeds=5,
     claims=(
-        Claim(
+        pooling_claim(
             text="class token and mean are equal within 2 points, each at its own rate",
             kind="equal",
             column="downstream_5shot",
-            axis="pooling",
-            labels=("class", "mean"),
             margin=0.02,
             best_of="rate",
         ),
-        Claim(
-            text="their best learning rates differ",
-            kind="best_differs",
-            column="val_top1",
-            axis="pooling",
-            labels=("class", "mean"),
-            x="rate",
-        ),
+        pooling_claim(text="their best learning rates differ", kind="best_differs", column="val_top1", x="rate"),
     ),
     figure=Figure(column="downstream_5shot", lines="pooling", x="rate", log_x=True, x_label="Learning rate"),
     paper_numbers={"mean": "needs its own learning rate"},

@@ -26,9 +26,7 @@ STUDY = Study(
     data=("upstream", "downstream"),
     scratch=("none",),
     transfer=Transfer(
-        axes={
-            "labels": {label: {"data.label_fraction": float(label)} for label in ("0.01", "0.1", "1.0")},
-        },
+        axes={"labels": {label: {"data.label_fraction": float(label)} for label in ("0.01", "0.1", "1.0")}},
         settings=dict(FINETUNE_SETTINGS) | {"optimizer.name": "adam", "schedule.lr": 1e-3},
     ),
     claims=tuple(

@@ -15,14 +15,7 @@ from vitkit.core.signals import StopFlag
 from vitkit.studies.claims import ClaimResult, evaluate_claim
 from vitkit.studies.dispatch import Dispatcher
 from vitkit.studies.plan import StudyRun, plan_runs
-from vitkit.studies.records import (
-    RunRecord,
-    list_checkpoints,
-    make_table,
-    measure_rate,
-    probe_rate,
-    record_run,
-)
+from vitkit.studies.records import RunRecord, list_checkpoints, make_table, measure_rate, probe_rate, record_run
 from vitkit.studies.study import ONE_SEED, RUNS, Settings, Study
 from vitkit.training.callbacks import Callback
 

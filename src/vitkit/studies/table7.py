@@ -1,11 +1,11 @@
 """Table 7: Adam or SGD to pre-train ResNets."""
 
-from vitkit.studies.families import UPSTREAM_SETTINGS, bit
-from vitkit.studies.study import Claim, FewShot, Figure, Study
+from vitkit.studies.families import UPSTREAM_SETTINGS, bit, few_shot_study
+from vitkit.studies.study import Claim, Figure
 
 RATES = {"adam": (3e-4, 1e-3, 3e-3), "sgd": (0.03, 0.1, 0.3)}
 
-STUDY = Study(
+STUDY = few_shot_study(
     name="table7",
     title="Adam or SGD for ResNets",
     paper="Table 7",
@@ -18,8 +18,6 @@ STUDY = Study(
     },
     groups={"method": "optimizer"},
     settings=dict(UPSTREAM_SETTINGS) | dict(bit()),
-    data=("upstream", "downstream"),
-    measures=(FewShot(shots=(5,)),),
     claims=(
         Claim(
             text="Adam is better than SGD, each at its best rate",

@@ -1,13 +1,16 @@
 """Table 8: position embeddings. 32-pixel ViT, half a million images, few-shot accuracy."""
 
-from vitkit.studies.families import UPSTREAM_SETTINGS, vit
-from vitkit.studies.study import Claim, FewShot, Figure, Study
+from functools import partial
+
+from vitkit.studies.families import UPSTREAM_SETTINGS, few_shot_study, vit
+from vitkit.studies.study import Claim, FewShot, Figure
 
 INJECTIONS = {"stem": "stem", "every": "every_layer", "shared": "shared"}
 KINDS = {"1-D": "learned_1d", "2-D": "learned_2d"}
 LEARNED = tuple(f"{kind} {injection}" for kind in KINDS for injection in INJECTIONS)
+position_claim = partial(Claim, column="downstream_10shot", axis="positions")
 
-STUDY = Study(
+STUDY = few_shot_study(
     name="table8",
     title="Position embeddings",
     paper="Table 8",
@@ -25,32 +28,22 @@ STUDY = Study(
         }
     },
     settings=dict(UPSTREAM_SETTINGS) | dict(vit()),
-    data=("upstream", "downstream"),
     measures=(FewShot(shots=(5, 10)),),
     seeds=5,
     claims=(
-        Claim(
+        position_claim(
             text="without positions 10-shot accuracy is lower by at least 2 points",
             kind="greater",
-            column="downstream_10shot",
-            axis="positions",
             labels=("1-D stem", "none"),
             margin=0.02,
             expected="shows; about 7 points in public small runs",
         ),
-        Claim(
-            text="1-D, 2-D and all placements are equal within 1 point",
-            kind="equal",
-            column="downstream_10shot",
-            axis="positions",
-            labels=LEARNED,
-            margin=0.01,
+        position_claim(
+            text="1-D, 2-D and all placements are equal within 1 point", kind="equal", labels=LEARNED, margin=0.01
         ),
-        Claim(
+        position_claim(
             text="relative positions lead, unlike in the paper",
             kind="greater",
-            column="downstream_10shot",
-            axis="positions",
             labels=("relative", "1-D stem"),
             expected="may lead by 2 to 4 points",
         ),

@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from vitkit.core.errors import InputError
 from vitkit.model.config import InterpolationOrigin
-from vitkit.model.positions import KERNELS, resample_grid, resample_positions
+from vitkit.model.positions import KERNELS, resample_grid
 
 ORIGINS = get_args(InterpolationOrigin)
 origins = st.sampled_from(ORIGINS)
@@ -19,31 +19,25 @@ grids = st.tuples(st.integers(1, 9), st.integers(1, 9))
 ROUNDED = 2e-6  # float32 weights of at most 16 cells, each rounded at 6e-8, on values of size 1
 
 
-def embeddings(grid: tuple[int, int], *, prefix: int = 0, width: int = 3) -> Tensor:
-    return torch.rand(1, prefix + grid[0] * grid[1], width)
+def embeddings(grid: tuple[int, int], *, width: int = 3) -> Tensor:
+    return torch.rand(1, grid[0] * grid[1], width)
 
 
 def test_every_origin_has_a_kernel() -> None:
     assert set(KERNELS) == set(ORIGINS)
 
 
-@given(grid=grids, origin=origins, prefix=st.integers(0, 2))
-def test_resampling_to_the_same_grid_is_the_identity(
-    grid: tuple[int, int], origin: InterpolationOrigin, prefix: int
-) -> None:
-    table = embeddings(grid, prefix=prefix)
-    assert torch.equal(resample_positions(table, prefix=prefix, old=grid, new=grid, origin=origin), table)
+@given(grid=grids, origin=origins)
+def test_resampling_to_the_same_grid_is_the_identity(grid: tuple[int, int], origin: InterpolationOrigin) -> None:
+    table = embeddings(grid)
+    assert torch.equal(resample_grid(table, old=grid, new=grid, origin=origin), table)
 
 
-@given(old=grids, new=grids, origin=origins, prefix=st.integers(0, 2))
-def test_any_grid_resizes_to_any_other_with_its_prefix(
-    old: tuple[int, int], new: tuple[int, int], origin: InterpolationOrigin, prefix: int
-) -> None:
-    table = embeddings(old, prefix=prefix)
-    resampled = resample_positions(table, prefix=prefix, old=old, new=new, origin=origin)
-    assert resampled.shape == (1, prefix + new[0] * new[1], 3)
+@given(old=grids, new=grids, origin=origins)
+def test_any_grid_resizes_to_any_other(old: tuple[int, int], new: tuple[int, int], origin: InterpolationOrigin) -> None:
+    resampled = resample_grid(embeddings(old), old=old, new=new, origin=origin)
+    assert resampled.shape == (1, new[0] * new[1], 3)
     assert resampled.isfinite().all()
-    assert torch.equal(resampled[:, :prefix], table[:, :prefix])
 
 
 @given(old=grids, new=grids, origin=origins, value=st.floats(-1, 1, width=32))
@@ -148,8 +142,8 @@ def test_resampling_preserves_the_dtype(origin: InterpolationOrigin) -> None:
 
 
 def test_gradients_flow_through_resampling() -> None:
-    table = embeddings((3, 4), prefix=1).requires_grad_()
-    resample_positions(table, prefix=1, old=(3, 4), new=(6, 8)).sum().backward()
+    table = embeddings((3, 4)).requires_grad_()
+    resample_grid(table, old=(3, 4), new=(6, 8)).sum().backward()
     assert table.grad is not None
     assert (table.grad != 0).all()
 
@@ -166,4 +160,4 @@ def test_table_that_does_not_fill_its_grid_is_rejected(rows: int) -> None:
 
 def test_forgotten_prefix_is_rejected_for_equal_grids_too() -> None:
     with pytest.raises(InputError, match="expected 14×14 = 196 rows, got 197 rows"):
-        resample_positions(torch.rand(1, 197, 4), prefix=0, old=(14, 14), new=(14, 14))
+        resample_grid(torch.rand(1, 197, 4), old=(14, 14), new=(14, 14))

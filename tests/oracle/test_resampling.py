@@ -24,7 +24,7 @@ from vitkit.core.config import parse_assignments
 from vitkit.core.sizes import Size, pair
 from vitkit.data.preprocessing import Preprocessing
 from vitkit.model.config import InterpolationOrigin
-from vitkit.model.positions import resample_positions
+from vitkit.model.positions import resample_grid
 from vitkit.weights.adapt_state import adapt_state
 from vitkit.weights.bundle import ModelBundle
 from vitkit.weights.convert import write_format
@@ -55,9 +55,9 @@ def as_ids(grids: list[tuple[Grid, Grid]]) -> list[Any]:
 def assert_same(
     positions: Tensor, expected: Tensor, *, prefix: int, old: Grid, new: Grid, origin: InterpolationOrigin
 ) -> None:
-    actual = resample_positions(positions, prefix=prefix, old=old, new=new, origin=origin)
-    torch.testing.assert_close(actual, expected, rtol=0, atol=TOLERANCE)
-    assert torch.equal(actual[:, :prefix], positions[:, :prefix])
+    actual = resample_grid(positions[:, prefix:], old=old, new=new, origin=origin)
+    torch.testing.assert_close(actual, expected[:, prefix:], rtol=0, atol=TOLERANCE)
+    assert torch.equal(expected[:, :prefix], positions[:, :prefix])
 
 
 # Google
@@ -173,10 +173,9 @@ def test_dinov2_resampling_equals_facebook(old: Grid, new: Grid) -> None:
 
 
 def test_dinov2_offset_matters() -> None:
-    positions = table((37, 37), prefix=1)
+    positions = table((37, 37), prefix=0)
     with_offset, without = (
-        resample_positions(positions, prefix=1, old=(37, 37), new=(16, 16), origin=origin)
-        for origin in ("dinov2", "huggingface")
+        resample_grid(positions, old=(37, 37), new=(16, 16), origin=origin) for origin in ("dinov2", "huggingface")
     )
     assert (with_offset - without).abs().max() > 1e-3
 

@@ -15,7 +15,7 @@ from vitkit.core.errors import WeightsError
 from vitkit.core.shapes import Tensor
 from vitkit.data.preprocessing import Preprocessing, get_preprocessing
 from vitkit.model.config import BiTConfig
-from vitkit.model.positions import resample_grid, resample_positions
+from vitkit.model.positions import resample_grid
 from vitkit.weights.adapt_bundle import AdaptRequest, adapt_bundle, adapt_preprocessing
 from vitkit.weights.adapt_state import LabelChange, PreprocessingChange, adapt_state
 from vitkit.weights.bundle import ModelBundle
@@ -73,10 +73,10 @@ def test_positions_are_resampled_as_by_their_origin(settings) -> None:
     old, new = vit(*settings), vit(*settings, side=24)
     state = weights(old)
     adapted = adapt_state(state, old=old, new=new)
-    expected = resample_positions(
-        state["pos_embed"], prefix=old.prefix_positions, old=(4, 4), new=(6, 6), origin=old.positions.origin
-    )
-    assert torch.equal(adapted.state["pos_embed"], expected)
+    before, after, prefix = state["pos_embed"], adapted.state["pos_embed"], old.prefix_positions
+    assert torch.equal(after[:, :prefix], before[:, :prefix])
+    grid = resample_grid(before[:, prefix:], old=(4, 4), new=(6, 6), origin=old.positions.origin)
+    assert torch.equal(after[:, prefix:], grid)
     assert adapted.changes == ("position embeddings: grid 4×4 → 6×6",)
     others = state.keys() - {"pos_embed"}
     assert all(torch.equal(adapted.state[name], state[name]) for name in others)
@@ -107,7 +107,8 @@ def test_positions_of_every_layer_are_resampled() -> None:
     state = weights(old)
     adapted = adapt_state(state, old=old, new=new).state
     for name in ("layer_pos_embed.0", "layer_pos_embed.1"):
-        assert torch.equal(adapted[name], resample_positions(state[name], prefix=1, old=(4, 4), new=(6, 6)))
+        assert torch.equal(adapted[name][:, :1], state[name][:, :1])
+        assert torch.equal(adapted[name][:, 1:], resample_grid(state[name][:, 1:], old=(4, 4), new=(6, 6)))
 
 
 @pytest.mark.parametrize(("old", "new"), [(vit(), vit(num_classes=7)), (BIT, BiTConfig(units=(1, 1), num_classes=7))])

@@ -234,23 +234,6 @@ def resample_grid(
     return rearrange(image, "one D rows columns -> one (rows columns) D").to(table)
 
 
-def resample_positions(
-    table: Float[Tensor, "1 L D"],
-    *,
-    prefix: int,
-    old: tuple[int, int],
-    new: tuple[int, int],
-    origin: InterpolationOrigin = "google",
-) -> Float[Tensor, "1 L2 D"]:
-    """Interpolate a position table; the first `prefix` rows (class token, distillation token) are unchanged.
-
-    >>> resample_positions(torch.rand(1, 197, 8), prefix=1, old=(14, 14), new=(24, 24)).shape
-    torch.Size([1, 577, 8])
-    """
-    grid = resample_grid(table[:, prefix:], old=old, new=new, origin=origin)
-    return torch.cat([table[:, :prefix], grid], dim=1)
-
-
 def is_position_table(name: str) -> bool:
     """Return whether a parameter holds position embeddings or biases.
 

@@ -20,10 +20,10 @@ _SIDE, _GAP, _MARGIN, _LABEL_WIDTH, _TITLE_HEIGHT = 112, 8, 28, 190, 64
 _BACKGROUND, _CELL, _TEXT, _LIGHT, _RED = "#ffffff", "#f1f3f5", "#1f2328", "#6e7781", "#c0392b"
 
 
-def write_contact_sheet(dataset: Dataset, path: Path | str, *, columns: int = 8) -> None:
+def write_contact_sheet(dataset: Dataset, path: Path | str) -> None:
     """Write a contact sheet as a PNG file."""
     file = io.BytesIO()
-    draw_contact_sheet(dataset, columns=columns).save(file, "PNG", optimize=True)
+    draw_contact_sheet(dataset).save(file, "PNG", optimize=True)
     try:
         write_bytes(path, file.getvalue())
     except OSError as error:

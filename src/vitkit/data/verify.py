@@ -97,7 +97,6 @@ def skip_unreadable(
     workers: int = 0,
     progress: Callable[[int], None] = lambda images: None,
     warn: Callable[[str], None] = logger.warning,
-    cache: ImageCache | None = None,
 ) -> tuple[ImageSource, list[BadFile]]:
     """Return the images that can be decoded and the files that cannot, each of them named in a warning.
 
@@ -105,7 +104,7 @@ def skip_unreadable(
     """
     if source.always_readable:
         return source, []
-    bad = find_bad_files(source, channels=channels, workers=workers, progress=progress, cache=cache)
+    bad = find_bad_files(source, channels=channels, workers=workers, progress=progress)
     if bad and len(bad) == len(source):
         hint = f"vitkit data check {shlex.quote(path)} lists all of them"
         raise DataError(f"{path}: none of the {len(bad)} images can be read; {bad[0].name}: {bad[0].reason}", hint=hint)

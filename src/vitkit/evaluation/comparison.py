@@ -170,11 +170,7 @@ def scores_from_dict(result: Mapping[str, Any]) -> ModelScores:
 
 
 def paired_difference(
-    correct: Sequence[bool] | NDArray[np.bool_],
-    baseline: Sequence[bool] | NDArray[np.bool_],
-    *,
-    names: tuple[str, str],
-    seed: int = 0,
+    correct: Sequence[bool] | NDArray[np.bool_], baseline: Sequence[bool] | NDArray[np.bool_], *, names: tuple[str, str]
 ) -> Difference:
     """Compare which images a model and a baseline classify correctly, with a paired bootstrap and McNemar's test.
 
@@ -186,7 +182,7 @@ def paired_difference(
         raise InputError("the models were not evaluated on the same images", expected=len(ours), got=len(theirs))
     only_model, only_baseline, images = int((ours & ~theirs).sum()), int((theirs & ~ours).sum()), len(ours)
     rates = np.array([only_model, only_baseline, images - only_model - only_baseline]) / images
-    samples = np.random.default_rng(seed).multinomial(images, rates, size=RESAMPLES)
+    samples = np.random.default_rng(0).multinomial(images, rates, size=RESAMPLES)
     low, high = np.quantile((samples[:, 0] - samples[:, 1]) / images, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
     return Difference(
         model=names[0],

@@ -251,13 +251,8 @@ def tokens_with_positions(config: ViTConfig | BiTConfig) -> list[str]:
     return [name for name, exists in tokens.items() if exists]
 
 
-def adapt_positions(
-    name: str, table: Tensor, *, old: ViTConfig, new: ViTConfig, origin: InterpolationOrigin | None = None
-) -> Tensor:
-    """Return a position table for another grid, with a row for each token that has one in the new model.
-
-    `origin` selects the interpolation; None is the one in `old`.
-    """
+def adapt_positions(name: str, table: Tensor, *, old: ViTConfig, new: ViTConfig) -> Tensor:
+    """Return a position table for another grid, with a row for each token that has one in the new model."""
     if name.startswith("relative."):
         return _adapt_relative(name, table, old, new)
     before, after = tokens_with_positions(old), tokens_with_positions(new)
@@ -267,7 +262,7 @@ def adapt_positions(
     if kind.fixed_values:  # computed for the new grid, and the same in all layers
         values: Tensor = kind.import_function("fixed_values")(new)
         return values.to(table)
-    origin = origin or old.positions.origin
+    origin = old.positions.origin
     if name.endswith((".x", ".y")):
         side = 1 if name.endswith(".x") else 0
         return resample_grid(table, old=(1, old.grid[side]), new=(1, new.grid[side]), origin=origin)

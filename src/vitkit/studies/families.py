@@ -17,14 +17,11 @@ def vit(
     return _model(shape, image_size=image_size, patch_size=patch_size)
 
 
-def hybrid(*, depth: int = 4, root_width: int = 16) -> Settings:
+def hybrid() -> Settings:
     """Return a hybrid at 32 pixels: one unit, then patches of 4×4 cells."""
-    shape = ["width=96", f"depth={depth}", "heads=3", "mlp_dim=384"]
-    return _model(
-        [*shape, "backbone.units=[1]", f"backbone.root_width={root_width}", "backbone.root=small"],
-        image_size=32,
-        patch_size=4,
-    )
+    transformer = ["width=96", "depth=4", "heads=3", "mlp_dim=384"]
+    backbone = ["backbone.units=[1]", "backbone.root_width=16", "backbone.root=small"]
+    return _model([*transformer, *backbone], image_size=32, patch_size=4)
 
 
 def _model(settings: list[str], *, image_size: int, patch_size: int) -> Settings:
@@ -36,10 +33,10 @@ def _model(settings: list[str], *, image_size: int, patch_size: int) -> Settings
     }
 
 
-def bit(*, units: str = "[2,2,2,1]", width_factor: float = 0.25, image_size: int = 32, root: str = "small") -> Settings:
-    """Return a narrow BiT."""
-    settings = [f"units={units}", f"width_factor={width_factor}", f"root={root}"]
-    return {"model.name": "BiT-R50x1", "model.image_size": image_size, "model.settings": settings}
+def bit(*, units: str = "[2,2,2,1]") -> Settings:
+    """Return a narrow BiT at 32 pixels."""
+    settings = [f"units={units}", "width_factor=0.25", "root=small"]
+    return {"model.name": "BiT-R50x1", "model.image_size": 32, "model.settings": settings}
 
 
 TRIO = {"ViT": vit(), "hybrid": hybrid(), "BiT": bit()}

@@ -24,7 +24,7 @@ class Estimate:
         return {"mean": self.mean, "interval": list(self.interval) if self.interval else None, "seeds": self.seeds}
 
 
-def estimate(values: Sequence[float], *, confidence: float = CONFIDENCE) -> Estimate:
+def estimate(values: Sequence[float]) -> Estimate:
     """Return the mean with its t-interval.
 
     >>> result = estimate([1.0, 2.0, 3.0])
@@ -35,7 +35,7 @@ def estimate(values: Sequence[float], *, confidence: float = CONFIDENCE) -> Esti
     mean = float(array.mean())
     if len(array) < 2:
         return Estimate(mean=mean, interval=None, seeds=len(array))
-    half = t_quantile(0.5 + confidence / 2, len(array) - 1) * float(array.std(ddof=1)) / math.sqrt(len(array))
+    half = t_quantile(0.5 + CONFIDENCE / 2, len(array) - 1) * float(array.std(ddof=1)) / math.sqrt(len(array))
     return Estimate(mean=mean, interval=(mean - half, mean + half), seeds=len(array))
 
 
@@ -144,21 +144,21 @@ class PowerLaw:
         """Return the error at some compute."""
         return np.asarray(self.a * compute**-self.b + self.c, dtype=np.float64)
 
-    def intervals(self, *, confidence: float = CONFIDENCE) -> dict[str, tuple[float, float]] | None:
+    def intervals(self) -> dict[str, tuple[float, float]] | None:
         """Return the intervals of a, b and c."""
         if self.covariance is None:
             return None
-        half = t_quantile(0.5 + confidence / 2, self.freedom) * np.sqrt(np.diag(self.covariance))
+        half = t_quantile(0.5 + CONFIDENCE / 2, self.freedom) * np.sqrt(np.diag(self.covariance))
         values = zip("abc", (self.a, self.b, self.c), half.tolist(), strict=True)
         return {name: (value - width, value + width) for name, value, width in values}
 
-    def band(self, compute: Floats, *, confidence: float = CONFIDENCE) -> Floats | None:
+    def band(self, compute: Floats) -> Floats | None:
         """Return half the width of the interval of the fitted error at some compute."""
         if self.covariance is None:
             return None
         slopes = power_law_jacobian(np.array([self.a, self.b, self.c]), compute)
         variance = np.einsum("ni,ij,nj->n", slopes, self.covariance, slopes)
-        return np.asarray(t_quantile(0.5 + confidence / 2, self.freedom) * np.sqrt(variance))
+        return np.asarray(t_quantile(0.5 + CONFIDENCE / 2, self.freedom) * np.sqrt(variance))
 
 
 def power_law_jacobian(values: Floats, compute: Floats) -> Floats:

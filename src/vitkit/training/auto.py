@@ -1,4 +1,4 @@
-"""A run within a time budget: probe, trials on held-out photos, then the final run with the best settings.
+"""A run within a time budget: probe, trials on held-out images, then the final run with the best settings.
 
 Each trial is a run of its own below `trials/`. `trials.json` has the request and the finished trials, which are not
 repeated after an interruption. The best model so far is always in the run directory, so it can be used at any time.
@@ -52,7 +52,7 @@ from vitkit.training.budget import (
 from vitkit.training.build import fit_channels, resolve_workers
 from vitkit.training.callbacks import Callback
 from vitkit.training.config import RunConfig
-from vitkit.training.data import RunData, check_finished_data, check_photos, open_run_data
+from vitkit.training.data import RunData, check_finished_data, check_run_images, open_run_data
 from vitkit.training.distributed import Ranks, join_ranks, run_on_main
 from vitkit.training.loop import DivergedError
 from vitkit.training.probe import Probe, Prober, choose_probe, probe_sizes, resize_bundle
@@ -127,7 +127,7 @@ class AutoRun:
             dataset = self.dataset or open_dataset(self.request.tuned.data.path, layout=self.request.tuned.data.layout)
             tuned, scratch = self.fix_data(dataset)
             data = open_run_data(self.context(tuned, dataset))
-            check_photos(data, self.callback)
+            check_run_images(data, self.callback)
             if not state.settings and state.sources:
                 run_on_main(self.ranks, lambda beat: self.probe(state, data, tuned, heartbeat=beat))
                 state = read_state(self.run_dir) or state
@@ -154,7 +154,7 @@ class AutoRun:
         return seconds if self.ranks.world_size == 1 else self.ranks.broadcast_int(round(1e6 * seconds)) / 1e6
 
     def fix_data(self, dataset: Dataset) -> tuple[RunConfig, RunConfig | None]:
-        """Return the configurations with the held-out fraction and the batch size for the number of photos."""
+        """Return the configurations with the held-out fraction and the batch size for the number of images."""
         train = dataset.splits.get("train") or dataset.splits.get("all") or dataset.first_split
         settings: dict[str, object] = {}
         if "data.val_fraction" not in self.request.fixed and "val" not in dataset.splits:
@@ -231,8 +231,8 @@ class AutoRun:
         write_artifact(self.run_dir.path, best.bundle)
         write_artifact(self.run_dir.path / PROBE, best.bundle)
         state.settings = {INIT: str(self.run_dir.path / PROBE), "model.new_head": False, "model.image_size": None}
-        if "augment.flip" not in self.request.fixed and not prober.sees_mirror_images_alike(best):
-            self.callback.on_message("mirrored images are not recognized: training does not flip them")
+        if "augment.flip" not in self.request.fixed and not prober.recognizes_flipped_images(best):
+            self.callback.on_message("flipped images are not recognized: training does not flip them")
             state.settings["augment.flip"] = False
         self.save(state)
 
@@ -306,7 +306,7 @@ class AutoRun:
             raise StopRequested
         last = next((each for each in reversed(read_metrics(run_dir)) if "val_top1" in each), None)
         if last is None or not math.isfinite(loss := float(str(last["val_loss"]))):
-            raise DivergedError("the loss on held-out photos is not finite")
+            raise DivergedError("the loss on held-out images is not finite")
         return TrialRecord(
             name=name,
             top1=float(str(last["val_top1"])),
@@ -350,7 +350,7 @@ class AutoRun:
             batch_size=base.schedule.batch_size,
             max_epochs=10 * MAX_EPOCHS if plan.is_scratch else MAX_EPOCHS,
         )
-        reason = f"best of {len(trials)} trials on held-out photos" if trials else "there was no time for trials"
+        reason = f"best of {len(trials)} trials on held-out images" if trials else "there was no time for trials"
         if best is not None and steps <= best.steps:
             choice = f"final run: the trial {best.name}, {best.steps} steps ({reason}; more steps would not fit)"
             return choice, base.override(plan.settings), self.trial_path(best.name)
@@ -409,7 +409,7 @@ class AutoRun:
     def report(self, record: TrialRecord) -> None:
         """Print the result of a probe or a trial."""
         steps = f", {record.steps} steps" if record.steps else ""
-        accuracy = f"{record.top1:.1%} of held-out photos, loss {record.loss:.3f}"
+        accuracy = f"{record.top1:.1%} of held-out images, loss {record.loss:.3f}"
         self.callback.on_message(f"{record.name}: {accuracy}{steps}, {record.seconds:.0f} s")
 
     def save(self, state: AutoState) -> None:

@@ -28,7 +28,7 @@ MIN_SHOTS = 20
 FULL_COST, LORA_COST, HEAD_COST = 3.0, 2.5, 1.1
 """Time of a training step relative to a forward pass."""
 HELD_OUT_IMAGES, MAX_HELD_OUT = 100, 0.3
-"""Number of photos to judge by, and the largest fraction that is held out for it."""
+"""Number of images to hold out, and the largest fraction of the training images that this may be."""
 
 
 @dataclass(kw_only=True)
@@ -64,7 +64,7 @@ class TrialPlan:
 
 @dataclass(frozen=True, kw_only=True)
 class TrialRecord:
-    """Result of a probe or a trial on held-out photos."""
+    """Result of a probe or a trial on held-out images."""
 
     name: str
     top1: float
@@ -93,7 +93,7 @@ class Selection:
 
 
 def held_out_fraction(images: int) -> float:
-    """Return the fraction of the photos to judge by: a tenth, and more of few photos.
+    """Return the fraction of the images to hold out: a tenth, and more of few images.
 
     >>> held_out_fraction(5000), held_out_fraction(500), held_out_fraction(100)
     (0.1, 0.2, 0.3)
@@ -190,7 +190,7 @@ def choose_batch_size(images: int, *, largest: int, ranks: int = 1) -> int:
 def best_record(records: Sequence[TrialRecord], *, images: int) -> TrialRecord:
     """Return the record with the lowest loss among those within a standard error of the highest accuracy.
 
-    On few photos accuracies differ by chance; the loss tells more.
+    On few images accuracies differ by chance, and the loss tells more.
     """
     top = max(record.top1 for record in records)
     error = math.sqrt(max(top * (1 - top), 1 / (images + 2)) / max(images, 1))

@@ -251,11 +251,11 @@ def check_unchanged(path: Path, data: RunData) -> None:
         )
 
 
-def check_photos(data: RunData, callback: Callback) -> None:
-    """Raise an error for images from which nothing can be learned or judged; warn of classes that cannot be judged."""
+def check_run_images(data: RunData, callback: Callback) -> None:
+    """Raise an error for images that cannot be learned from or evaluated on; warn of classes without held-out images."""
     if data.val is None or len(data.val) == 0:
         raise DataError(
-            "no class has two images, so none can be held out to judge by",
+            "no class has two images, so none can be held out for evaluation",
             hint="add images, at least ten of each class",
         )
     if are_identical(data.train):

@@ -152,14 +152,14 @@ def finalize_run(
 
 
 def keep_best(context: RunContext, bundle: ModelBundle) -> tuple[ModelBundle, str]:
-    """Return the final model, or the best one before it if that has a better score on held-out photos."""
+    """Return the final model, or the best one before it if that has a better score on held-out images."""
     last = last_evaluation(metrics_log.read_metrics(context.run_dir.metrics))
     if context.selection is None or last is None:
         return bundle, "final run"
     best, score = context.selection.best, (float(str(last["val_top1"])), -float(str(last["val_loss"])))
     if score >= best.score:
         return bundle, "final run"
-    message = f"kept {best.name}: {best.top1:.1%} of held-out photos, the final run {score[0]:.1%}"
+    message = f"kept {best.name}: {best.top1:.1%} of held-out images, the final run {score[0]:.1%}"
     context.callback.on_message(message)
     return artifact_io.read_artifact(context.selection.path), best.name
 

@@ -8,7 +8,7 @@ import torch
 from torch.nn import functional
 
 from vitkit.core.shapes import Float, Tensor
-from vitkit.core.sizes import pair
+from vitkit.core.sizes import Size, pair
 from vitkit.data.dataset import ImageSource, subsample
 from vitkit.data.loader import make_evaluation_loader
 from vitkit.evaluation.features import LabeledFeatures, compute_features
@@ -18,18 +18,19 @@ from vitkit.training.data import RunData
 from vitkit.weights.adapt_bundle import AdaptRequest, adapt_bundle
 from vitkit.weights.bundle import ModelBundle
 from vitkit.weights.load import EMBEDDED
+from vitkit.zoo.variants import ModelConfig
 
 EMBEDDED_SIZES = (64, 96, 128)
 """Image sizes to try with the embedded weights."""
 SMALL_SIZE = 4 / 7
-"""Part of the image size of other weights to try as well: three times as fast."""
-MAX_MIRRORED = 300
-"""Photos that tell whether left and right matter."""
+"""Fraction of the image size of other weights that is tried as well: three times as fast."""
+MAX_FLIPPED = 300
+"""Number of images that decide whether training may flip images."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Probe:
-    """A model with a ridge classifier, and its scores: on held-out photos, and leave-one-out on the others."""
+    """A model with a ridge classifier, and its scores: on held-out images, and leave-one-out on the others."""
 
     bundle: ModelBundle
     top1: float
@@ -41,7 +42,7 @@ class Probe:
 
 @dataclass(frozen=True, kw_only=True)
 class Prober:
-    """Fits probes to the photos of a run, on some of the training photos."""
+    """Fits probes to training images of a run and evaluates them on its held-out images."""
 
     data: RunData
     workers: int
@@ -54,12 +55,12 @@ class Prober:
         return LabeledFeatures.from_arrays(features, source.labels)
 
     def held_out(self) -> ImageSource:
-        """Return the photos to judge by."""
+        """Return the images that probes are evaluated on."""
         assert self.data.val is not None
         return self.data.val
 
     def fit(self, bundle: ModelBundle, *, images: int) -> Probe:
-        """Fit a probe to at most this many training photos."""
+        """Fit a probe to at most this many training images."""
         source = self.data.train
         if images < len(source):
             source = subsample(source, fraction=images / len(source), salt="probe ")
@@ -82,11 +83,11 @@ class Prober:
         )
 
     @torch.no_grad()
-    def sees_mirror_images_alike(self, probe: Probe) -> bool:
-        """Return whether mirrored photos are recognized as well, so that training may flip them."""
+    def recognizes_flipped_images(self, probe: Probe) -> bool:
+        """Return whether flipped images are recognized as well, so that training may flip them."""
         source = self.held_out()
-        if len(source) > MAX_MIRRORED:
-            source = subsample(source, fraction=MAX_MIRRORED / len(source), salt="mirror ")
+        if len(source) > MAX_FLIPPED:
+            source = subsample(source, fraction=MAX_FLIPPED / len(source), salt="mirror ")
         model, preprocessing = probe.bundle.build_model().to(self.device), probe.bundle.preprocessing
         batches = make_evaluation_loader(
             source, preprocessing=preprocessing, batch_size=64, workers=self.workers, device=self.device
@@ -100,8 +101,8 @@ class Prober:
                 done += len(pixels)
                 for index, images in enumerate((pixels, pixels.flip(-1))):
                     correct[index] += float((model(images).argmax(dim=1).cpu() == expected).sum())
-        upright, mirrored = correct / max(done, 1)
-        return bool(mirrored >= upright - max(0.05, 2 * np.sqrt(0.25 / max(done, 1)) * 0.7))
+        original, flipped = correct / max(done, 1)
+        return bool(flipped >= original - max(0.05, 2 * np.sqrt(0.25 / max(done, 1)) * 0.7))
 
 
 def accuracy(logits: Float[Tensor, "N Y"], targets: Tensor) -> float:
@@ -123,13 +124,13 @@ def choose_probe(fitted: Sequence[tuple[str, Probe]]) -> tuple[str, Probe]:
     return next(each for each in fitted if each[1].loo_top1 >= best.loo_top1 - best.loo_error)
 
 
-def probe_sizes(source: str, model: object, image_size: object) -> tuple[int, ...]:
+def probe_sizes(source: str, model: ModelConfig, image_size: Size | None) -> tuple[int, ...]:
     """Return the image sizes to try: those of the settings, of the embedded weights, or two of other weights."""
     if image_size is not None:
-        return (max(pair(image_size)),)  # type: ignore[arg-type]
+        return (max(pair(image_size)),)
     if source == EMBEDDED:
         return EMBEDDED_SIZES
-    native = max(pair(model.image_size))  # type: ignore[attr-defined]
+    native = max(pair(model.image_size))
     if not isinstance(model, ViTConfig) or model.backbone is not None:
         return (native,)
     patch = max(pair(model.patch_size))

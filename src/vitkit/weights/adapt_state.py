@@ -14,7 +14,7 @@ from vitkit.core.errors import WeightsError
 from vitkit.core.shapes import Float, Tensor
 from vitkit.core.sizes import format_size, pair
 from vitkit.data.preprocessing import Preprocessing
-from vitkit.model.config import InterpolationOrigin, ViTConfig
+from vitkit.model.config import ViTConfig
 from vitkit.model.patches import resize_kernel
 from vitkit.model.positions import adapt_positions, is_position_table, tokens_with_positions
 from vitkit.weights.bundle import affects_logits, diff_settings
@@ -109,7 +109,6 @@ def adapt_state(
     new_head: bool = False,
     labels: LabelChange | None = None,
     preprocessing: PreprocessingChange | None = None,
-    origin: InterpolationOrigin | None = None,
     generator: torch.Generator | None = None,
 ) -> AdaptedState:
     """Return tensors for the model `new`, made from those of the model `old`.
@@ -122,7 +121,6 @@ def adapt_state(
         labels: Keep the head's rows of classes with the same name.
         preprocessing: Keep the logits of gray images when channels change; without it, those of images with equal
             normalized channels.
-        origin: Interpolation of position embeddings; None is the one in `old`.
         generator: Source of newly initialized tensors.
 
     >>> from vitkit.zoo.registry import configure
@@ -130,7 +128,7 @@ def adapt_state(
     >>> adapt_state(create(old).state_dict(), old=old, new=new).changes
     ('position embeddings: grid 2×2 → 3×3', 'head: new, for 48 classes instead of 32')
     """
-    adapter = _StateAdapter(state, old, new, new_head, labels, preprocessing, origin, generator)
+    adapter = _StateAdapter(state, old, new, new_head, labels, preprocessing, generator)
     adapted = {name: adapter.adapt(name, shape) for name, shape in adapter.expected.items()}
     adapter.check_unused()
     return AdaptedState(adapted, tuple(adapter.describe_changes()))
@@ -144,7 +142,6 @@ class _StateAdapter:
     new_head: bool
     labels: LabelChange | None
     preprocessing: PreprocessingChange | None
-    origin: InterpolationOrigin | None
     generator: InitVar[torch.Generator | None]
 
     def __post_init__(self, generator: torch.Generator | None) -> None:
@@ -195,7 +192,7 @@ class _StateAdapter:
             return self._adapt_first_layer(name, tensor)
         if isinstance(self.old, ViTConfig) and isinstance(self.new, ViTConfig):
             if is_position_table(name):
-                return adapt_positions(name, tensor, old=self.old, new=self.new, origin=self.origin)
+                return adapt_positions(name, tensor, old=self.old, new=self.new)
             if name in tokens_with_positions(self.old) and name not in tokens_with_positions(self.new):
                 return self._add_position(name, tensor, self.old)
         return tensor

@@ -217,21 +217,21 @@ def parse_json(content: bytes) -> Any:
 
 
 @names_file
-def read_json(path: Path, *, max_bytes: int = MAX_JSON_BYTES) -> Mapping[str, Any]:
+def read_json(path: Path) -> Mapping[str, Any]:
     """Read a JSON object from a small file."""
-    value = read_json_value(path, max_bytes=max_bytes)
+    value = read_json_value(path)
     if not isinstance(value, dict):
         raise FileError("is not a JSON object", got=shorten(type(value).__name__))
     return value
 
 
 @names_file
-def read_json_value(path: Path, *, max_bytes: int = MAX_JSON_BYTES) -> Any:
+def read_json_value(path: Path) -> Any:
     """Read any JSON value from a small file."""
     with open_file(path) as file:
-        content = file.read(max_bytes + 1)
-    if len(content) > max_bytes:
-        raise FileError("is too large", expected=f"at most {max_bytes:,} bytes")
+        content = file.read(MAX_JSON_BYTES + 1)
+    if len(content) > MAX_JSON_BYTES:
+        raise FileError("is too large", expected=f"at most {MAX_JSON_BYTES:,} bytes")
     value = parse_json(content)
     level: list[Any] = [value] if isinstance(value, dict | list) else []
     for _ in range(MAX_JSON_DEPTH):

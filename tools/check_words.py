@@ -1,8 +1,9 @@
 """Check names and prose against the vocabulary of CONTRIBUTING.md.
 
 Identifiers are checked by AST: functions, classes and variables must not be named by a bare participle or a vague
-noun, and retired identifiers must not return. Docstrings must not open with an interrogative or a pronoun. Prose is
-checked only for listed phrases, so that ordinary sentences are never flagged.
+noun, retired identifiers must not return, and a public class name is defined once in the package. Docstrings must not
+open with an interrogative or a pronoun. Prose is checked only for listed phrases, so that ordinary sentences are never
+flagged.
 
 Run `python tools/check_words.py [PATH...]`; without paths, everything that git tracks is checked.
 """
@@ -36,7 +37,8 @@ MAX_TEST_NAME = 66
 
 def main(arguments: list[str]) -> int:
     """Print every violation and return the exit code."""
-    violations = [line for path in _files(arguments) for line in _check(path)]
+    files = _files(arguments)
+    violations = [*(line for path in files for line in _check(path)), *_repeated_classes(files)]
     for line in violations:
         print(line)
     print(f"{len(violations)} violations" if violations else "vocabulary: no violations")
@@ -57,6 +59,18 @@ def _check(path: Path) -> Iterator[str]:
     if path.suffix == ".py":
         for node in ast.walk(ast.parse(text)):
             yield from (f"{path}:{getattr(node, 'lineno', 1)}: {problem}" for problem in _problems(node, path))
+
+
+def _repeated_classes(paths: list[Path]) -> Iterator[str]:
+    first: dict[str, Path] = {}
+    for path in paths:
+        if path.suffix == ".py" and path.parts[0] == "src":
+            classes = (
+                node for node in ast.parse(path.read_text(encoding="utf-8")).body if isinstance(node, ast.ClassDef)
+            )
+            for node in classes:
+                if not node.name.startswith("_") and first.setdefault(node.name, path) != path:
+                    yield f"{path}:{node.lineno}: the class {node.name} is also defined in {first[node.name]}"
 
 
 def _problems(node: ast.AST, path: Path) -> Iterator[str]:

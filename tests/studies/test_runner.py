@@ -97,7 +97,7 @@ def test_stopped_study_resumes_to_the_same_table(tmp_path, small_table, monkeypa
     real, calls, stop = worker.execute, [], StopFlag()
 
     def stop_in_second(job, *, callback, stop):
-        calls.append(job.name)
+        calls.append(job.result_file.stem)
         if len(calls) == 2:
             stop.signal = "test"
         return real(job, callback=callback, stop=stop)
@@ -141,7 +141,7 @@ def test_failed_run_is_named_and_the_rest_continues(tmp_path, small_table, monke
     real = worker.execute
 
     def fail_class(job, *, callback, stop):
-        if job.name.startswith("class"):
+        if job.result_file.stem.startswith("class"):
             raise DataError("broken")
         return real(job, callback=callback, stop=stop)
 

@@ -40,7 +40,7 @@ class ClassSimilarity(Strict):
     similarity: float
 
 
-class ImagePrediction(Strict):
+class ImageResult(Strict):
     """The most probable classes of one image and, if requested, the nearest ones."""
 
     predictions: list[ClassProbability]
@@ -59,14 +59,14 @@ class ModelResponse(Strict):
     model: str
 
 
-class SinglePrediction(ModelResponse, ImagePrediction):
+class SinglePrediction(ModelResponse, ImageResult):
     """Predictions for one image."""
 
 
 class PredictionList(ModelResponse):
     """Predictions for a list of images, in the same order."""
 
-    results: list[ImagePrediction | Error]
+    results: list[ImageResult | Error]
 
 
 class SingleFeatures(ModelResponse, ImageFeatures):
@@ -99,7 +99,7 @@ class PatchAttention(ModelResponse):
     patches: list[list[float]]
 
 
-class ModelSummary(Strict):
+class ModelRecord(Strict):
     """A model in the list."""
 
     name: str
@@ -122,10 +122,10 @@ class ModelSummary(Strict):
 class ModelList(Strict):
     """All models; the first is the default."""
 
-    models: list[ModelSummary]
+    models: list[ModelRecord]
 
 
-class ModelDetails(ModelSummary):
+class ModelDetails(ModelRecord):
     """A model with its labels and preprocessing."""
 
     labels: list[str]

@@ -89,7 +89,7 @@ class Dispatcher:
         job = make_job(run, self.out, data=self.data)
         failure_file(self.out, run.name).unlink(missing_ok=True)
         if self.isolate:
-            return self.execute_process(job.name, job.to_json())
+            return self.execute_process(run.name, job.to_json())
         try:
             execute(job, callback=Callback(), stop=self.stop)
         except VitkitError as error:

@@ -45,10 +45,9 @@ DRAWS_PER_SEED = 1000
 
 
 @dataclass(frozen=True, kw_only=True)
-class Job:
+class StudyJob:
     """A run with everything that was decided before it starts."""
 
-    name: str
     config: RunConfig
     run_dir: Path
     result_file: Path
@@ -58,21 +57,15 @@ class Job:
 
     def to_json(self) -> str:
         """Return the job as JSON, from which `read_job` builds an equal one."""
-        plain = {
-            "name": self.name,
-            "run_dir": str(self.run_dir),
-            "result_file": str(self.result_file),
-            "seed": self.seed,
-        }
+        plain = {"run_dir": str(self.run_dir), "result_file": str(self.result_file), "seed": self.seed}
         measures = [asdict(measure) for measure in self.measures]
         return json.dumps(plain | {"measures": measures, "data": dict(self.data), "config": to_mapping(self.config)})
 
 
-def read_job(text: str) -> Job:
+def read_job(text: str) -> StudyJob:
     """Parse a job."""
     values = json.loads(text)
-    return Job(
-        name=values["name"],
+    return StudyJob(
         config=from_mapping(RunConfig, values["config"]),
         run_dir=Path(values["run_dir"]),
         result_file=Path(values["result_file"]),
@@ -82,7 +75,7 @@ def read_job(text: str) -> Job:
     )
 
 
-def make_job(run: StudyRun, out: Path, *, data: Mapping[str, str]) -> Job:
+def make_job(run: StudyRun, out: Path, *, data: Mapping[str, str]) -> StudyJob:
     """Return the job of a run whose needs are finished: its learning rate and initial weights are known now."""
     config, directory = adapt_data(run.config, out, data=data), run.name
     if run.rates:
@@ -94,8 +87,7 @@ def make_job(run: StudyRun, out: Path, *, data: Mapping[str, str]) -> Job:
         init = str(run_path(out, run.init, read_record(out, run.init)))
         model = replace(config.model, name=None, patch_size=None, settings=(), init=init, new_head=True)
         config = replace(config, model=model)
-    return Job(
-        name=run.name,
+    return StudyJob(
         config=config,
         run_dir=out / "runs" / directory,
         result_file=result_file(out, run.name),
@@ -133,7 +125,7 @@ def rank(result: Mapping[str, Any]) -> tuple[float, float]:
     return (-1.0 if top1 is None else top1, -math.inf if loss is None else -loss)
 
 
-def execute(job: Job, *, callback: Callback, stop: StopFlag) -> bool:
+def execute(job: StudyJob, *, callback: Callback, stop: StopFlag) -> bool:
     """Train and measure. Return False if a stop was requested; everything is saved in that case."""
     start = time.monotonic()
     summary: Any = run_training(job.config, job.run_dir, callback=callback, stop=stop).summary
@@ -159,7 +151,7 @@ def execute(job: Job, *, callback: Callback, stop: StopFlag) -> bool:
     return True
 
 
-def measure_shots(job: Job, measure: FewShot) -> dict[str, object]:
+def measure_shots(job: StudyJob, measure: FewShot) -> dict[str, object]:
     """Return the mean few-shot accuracy over the draws of the run's seed, by column."""
     bundle = load_bundle(str(job.run_dir))
     train, test = fewshot_splits(open_dataset(job.data[measure.data]))

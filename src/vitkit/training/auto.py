@@ -26,7 +26,7 @@ from vitkit.training.auto_state import (
     check_same_request,
     keep_better_checkpoint,
     read_state,
-    rollback,
+    remove_unstarted,
     write_state,
 )
 from vitkit.training.budget import (
@@ -95,7 +95,7 @@ def run_within_budget(
             return RunResult(run_dir, None)
         except Exception:
             if ranks.is_main and state is None and not any((run_dir.path / AUTO_DIR).glob("*/metrics.jsonl")):
-                rollback(run_dir, new_dirs)
+                remove_unstarted(run_dir, new_dirs)
             raise
 
 

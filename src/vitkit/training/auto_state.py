@@ -98,8 +98,8 @@ def check_same_request(run_dir: RunDir, state: AutoState | None, request: AutoRe
             raise ConfigError(f"{run_dir.path} holds a run with {name}={old.get(key)}, not {new.get(key)}", hint=hint)
 
 
-def rollback(run_dir: RunDir, new_dirs: Sequence[Path]) -> None:
-    """Remove what a run has written before its first trial."""
+def remove_unstarted(run_dir: RunDir, new_dirs: Sequence[Path]) -> None:
+    """Remove what a run with a time budget has written before its first trial."""
     for name in (AUTO_DIR, PROBE):
         shutil.rmtree(run_dir.path / name, ignore_errors=True)
     for file in (

@@ -252,7 +252,7 @@ def check_unchanged(path: Path, data: RunData) -> None:
 
 
 def check_run_images(data: RunData, callback: Callback) -> None:
-    """Raise an error for images that cannot be learned from or evaluated on; warn of classes without held-out images."""
+    """Raise an error if nothing can be learned or evaluated; warn of classes without held-out images."""
     if data.val is None or len(data.val) == 0:
         raise DataError(
             "no class has two images, so none can be held out for evaluation",

@@ -24,29 +24,24 @@ class TimeLimit(StopFlag):
 
 
 class StepTimer(Callback):
-    """Measures the seconds per step, and passes everything on to another callback."""
+    """Callback that measures the seconds per step and forwards everything to another callback."""
 
     def __init__(self, callback: Callback, clock: Callable[[], float]) -> None:
         self.clock, self.times = clock, list[float]()
         for name in (name for name in vars(Callback) if name.startswith("on_") and name != "on_step"):
             setattr(self, name, getattr(callback, name))
-        self.pass_on = callback.on_step
+        self.forward = callback.on_step
 
     def on_step(self, metrics: StepMetrics) -> None:
-        """Note the time of a step."""
+        """Record the time of a step."""
         self.times.append(self.clock())
-        self.pass_on(metrics)
-
-    @property
-    def steps(self) -> int:
-        """Return the number of steps."""
-        return len(self.times)
+        self.forward(metrics)
 
     @property
     def seconds_per_step(self) -> float:
-        """Return the median time between two steps; 0 if there were not two."""
-        pauses = sorted(after - before for before, after in zip(self.times, self.times[1:], strict=False))
-        return pauses[len(pauses) // 2] if pauses else 0.0
+        """Median time between two steps; 0 if there were not two."""
+        intervals = sorted(after - before for before, after in zip(self.times, self.times[1:], strict=False))
+        return intervals[len(intervals) // 2] if intervals else 0.0
 
 
 def run_limited(
@@ -59,7 +54,7 @@ def run_limited(
     result = start(config, stop=TimeLimit(stop, is_over))
     if result.summary is not None or ranks.all_reduce_sum([stop.requested])[0]:
         return result
-    steps = sorted((result.run_dir.checkpoints).glob("step-*"))
+    steps = sorted(result.run_dir.checkpoints.glob("step-*"))
     done = ranks.broadcast_int(max(1, int(steps[-1].name.removeprefix("step-"))) if steps else 1)
     stored = result.run_dir.read_config()  # with the precision that was chosen
     shorter = replace(stored, schedule=replace(stored.schedule, steps=done, epochs=None))

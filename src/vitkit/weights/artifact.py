@@ -122,7 +122,7 @@ def _timm_pretrained_cfg(bundle: ModelBundle) -> dict[str, object]:
 
 def changing_rules(rules: Sequence[Rule]) -> list[Rule]:
     """Return the rules that rename or rearrange a tensor. Most models have none: their names are timm's."""
-    return [rule for rule in rules if rule.layout is not IDENTITY or rule.ours != rule.theirs]
+    return [rule for rule in rules if rule.conversion is not IDENTITY or rule.ours != rule.theirs]
 
 
 def _write_weights(path: Path, tensors: Mapping[str, Tensor]) -> None:

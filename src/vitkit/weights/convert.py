@@ -169,7 +169,7 @@ class ConvertedTensors(Mapping[str, Tensor]):
 
     def __getitem__(self, name: str) -> Tensor:
         rule, index = self.rules[name]
-        return rule.layout.write([self.state[ours] for ours in rule.ours])[index].contiguous()
+        return rule.conversion.write([self.state[ours] for ours in rule.ours])[index].contiguous()
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.rules)

@@ -20,7 +20,7 @@ Tensors = list[Tensor]
 
 
 @dataclass(frozen=True)
-class Layout:
+class Conversion:
     """Conversion of some tensors of a file to vitkit's, and its inverse.
 
     `is_lossy` means that reading may combine or leave out values, so that writing does not restore them.
@@ -37,23 +37,25 @@ class Rule:
 
     ours: tuple[str, ...]
     theirs: tuple[str, ...]
-    layout: Layout
+    conversion: Conversion
 
 
-IDENTITY = Layout(lambda theirs: theirs, lambda ours: ours)
+IDENTITY = Conversion(lambda theirs: theirs, lambda ours: ours)
 
 
-def rearrange_axes(theirs: str, ours: str, **sizes: int) -> Layout:
-    """Return a layout with the same axes in another order, in einops notation."""
-    return Layout(
+def rearrange_axes(theirs: str, ours: str, **sizes: int) -> Conversion:
+    """Return a conversion with the same axes in another order, in einops notation."""
+    return Conversion(
         lambda tensors: [rearrange(tensor, f"{theirs} -> {ours}", **sizes) for tensor in tensors],
         lambda tensors: [rearrange(tensor, f"{ours} -> {theirs}", **sizes) for tensor in tensors],
     )
 
 
-def concatenate(part: Layout, count: int) -> Layout:
-    """Return a layout in which `count` tensors of the file are one of vitkit's, concatenated along the first axis."""
-    return Layout(lambda theirs: [torch.cat(part.read(theirs))], lambda ours: part.write(list(ours[0].chunk(count))))
+def concatenate(part: Conversion, count: int) -> Conversion:
+    """Return a conversion of `count` tensors of the file, concatenated along the first axis, to one of vitkit's."""
+    return Conversion(
+        lambda theirs: [torch.cat(part.read(theirs))], lambda ours: part.write(list(ours[0].chunk(count)))
+    )
 
 
 def stack_layers(layers: Sequence[Rule]) -> Rule:
@@ -61,17 +63,17 @@ def stack_layers(layers: Sequence[Rule]) -> Rule:
     first = layers[0]
 
     def read(theirs: Tensors) -> Tensors:
-        return [ours for parts in zip(*theirs, strict=True) for ours in first.layout.read(list(parts))]
+        return [ours for parts in zip(*theirs, strict=True) for ours in first.conversion.read(list(parts))]
 
     def write(ours: Tensors) -> Tensors:
-        parts = [first.layout.write([tensor]) for tensor in ours]
+        parts = [first.conversion.write([tensor]) for tensor in ours]
         return [torch.stack(layer) for layer in zip(*parts, strict=True)]
 
-    return Rule(tuple(name for rule in layers for name in rule.ours), first.theirs, Layout(read, write))
+    return Rule(tuple(name for rule in layers for name in rule.ours), first.theirs, Conversion(read, write))
 
 
-def sum_register_positions(prefix_rows: int, registers: int) -> Layout:
-    """Return the layout of registers that have rows in the position table.
+def sum_register_positions(prefix_rows: int, registers: int) -> Conversion:
+    """Return the conversion of registers that have rows in the position table.
 
     Both are added, so vitkit stores the sum; written positions are zero.
     """
@@ -86,7 +88,7 @@ def sum_register_positions(prefix_rows: int, registers: int) -> Layout:
         before, patches = table.split([prefix_rows, table.shape[1] - prefix_rows], dim=1)
         return [tokens, torch.cat([before, torch.zeros_like(tokens), patches], dim=1)]
 
-    return Layout(read, write, is_lossy=True)
+    return Conversion(read, write, is_lossy=True)
 
 
 def rename(ours: str, theirs: str) -> Rule:
@@ -96,22 +98,22 @@ def rename(ours: str, theirs: str) -> Rule:
 
 def layer_rules(ours: str, *theirs: str, bias: bool = True) -> list[Rule]:
     """Return the rules of weight and bias of a layer that is one of the file's, or several joined along the outputs."""
-    layout = IDENTITY if len(theirs) == 1 else concatenate(IDENTITY, len(theirs))
+    conversion = IDENTITY if len(theirs) == 1 else concatenate(IDENTITY, len(theirs))
     parts = ("weight", "bias") if bias else ("weight",)
-    return [Rule((f"{ours}.{part}",), tuple(f"{name}.{part}" for name in theirs), layout) for part in parts]
+    return [Rule((f"{ours}.{part}",), tuple(f"{name}.{part}" for name in theirs), conversion) for part in parts]
 
 
 def apply_rules(rules: Sequence[Rule], tensors: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
     """Yield vitkit's names and tensors. Only one rule's tensors are held in memory at a time."""
     for rule in rules:
-        parts = rule.layout.read([tensors[name] for name in rule.theirs])
+        parts = rule.conversion.read([tensors[name] for name in rule.theirs])
         yield from ((name, tensor.contiguous()) for name, tensor in zip(rule.ours, parts, strict=True))
 
 
 def invert_rules(rules: Sequence[Rule], state: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
     """Yield the file's names and tensors."""
     for rule in rules:
-        parts = rule.layout.write([state[name] for name in rule.ours])
+        parts = rule.conversion.write([state[name] for name in rule.ours])
         yield from ((name, tensor.contiguous()) for name, tensor in zip(rule.theirs, parts, strict=True))
 
 
@@ -119,9 +121,9 @@ def find_lost(rules: Sequence[Rule], tensors: Mapping[str, Tensor]) -> tuple[str
     """Return the names of a file's tensors whose values are combined or left out when they are read."""
     lost = []
     for rule in rules:
-        if rule.layout.is_lossy:
+        if rule.conversion.is_lossy:
             theirs = [tensors[name] for name in rule.theirs]
-            restored = rule.layout.write(rule.layout.read(theirs))
+            restored = rule.conversion.write(rule.conversion.read(theirs))
             pairs = zip(rule.theirs, theirs, restored, strict=True)
             lost += [name for name, before, after in pairs if not torch.equal(before, after.to(before.dtype))]
     return tuple(lost)

@@ -19,7 +19,16 @@ from vitkit.model.config import BackboneConfig, HeadConfig, PositionConfig, Toke
 from vitkit.model.positions import sincos_values
 from vitkit.weights.formats import base
 from vitkit.weights.formats.base import FileMetadata, Format, count_outputs, get_shape, simplify_size
-from vitkit.weights.rules import IDENTITY, Layout, Rule, Shapes, concatenate, rearrange_axes, rename, stack_layers
+from vitkit.weights.rules import (
+    IDENTITY,
+    Conversion,
+    Rule,
+    Shapes,
+    concatenate,
+    rearrange_axes,
+    rename,
+    stack_layers,
+)
 from vitkit.zoo.variants import ModelConfig
 
 PREFIXES = ("", "params/", "params/img/", "opt/target/")
@@ -41,7 +50,7 @@ UNSUPPORTED_PARTS = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class NamingScheme:
+class GoogleNames:
     """Names that differ between files. The defaults are those of the paper's released files."""
 
     prefix: str = ""
@@ -57,8 +66,8 @@ class NamingScheme:
         return f"{self.prefix}Transformer/encoderblock{'' if self.stacked else f'_{layer}'}/"
 
 
-PAPER_NAMES = NamingScheme()
-BIG_VISION_NAMES = NamingScheme(
+PAPER_NAMES = GoogleNames()
+BIG_VISION_NAMES = GoogleNames(
     prefix="params/",
     positions=AT_TOP,
     attention="MultiHeadDotProductAttention_0",
@@ -67,7 +76,7 @@ BIG_VISION_NAMES = NamingScheme(
 )
 
 
-def detect_naming(shapes: Shapes) -> NamingScheme | None:
+def detect_naming(shapes: Shapes) -> GoogleNames | None:
     """Detect the naming scheme of a file; None if it is not a ViT of Google's."""
     prefix = next((prefix for prefix in PREFIXES if f"{prefix}embedding/kernel" in shapes), None)
     if prefix is None:
@@ -145,7 +154,7 @@ def infer_config(shapes: Shapes, metadata: FileMetadata) -> ViTConfig:
 
 
 def infer_positions(
-    shapes: Shapes, naming: NamingScheme, metadata: FileMetadata, *, cell: tuple[int, int], has_class_token: bool
+    shapes: Shapes, naming: GoogleNames, metadata: FileMetadata, *, cell: tuple[int, int], has_class_token: bool
 ) -> tuple[Size, PositionConfig]:
     """Infer the image size and the positions; `cell` is the height and width of a patch in image pixels."""
     declared, name, paper = get_image_size(metadata), naming.prefix + naming.positions, is_paper(shapes)
@@ -202,7 +211,7 @@ def count_units(names: Iterable[str], *, pattern: str) -> tuple[int, ...]:
     return tuple(last.get(stage, 0) for stage in range(1, max(last, default=0) + 1))
 
 
-def count_layers(shapes: Shapes, naming: NamingScheme) -> int:
+def count_layers(shapes: Shapes, naming: GoogleNames) -> int:
     """Count the layers up to the highest number, so that gaps are reported as missing."""
     if naming.stacked:
         depth = get_shape(shapes, f"{naming.block(0)}{naming.norms[0]}/scale", axes=2)[0]
@@ -217,7 +226,7 @@ def count_layers(shapes: Shapes, naming: NamingScheme) -> int:
 # Rules
 
 
-def make_rules(config: ModelConfig, shapes: Shapes | None, *, default: NamingScheme) -> list[Rule]:
+def make_rules(config: ModelConfig, shapes: Shapes | None, *, default: GoogleNames) -> list[Rule]:
     """Make the rules of a model with the names of a file or, without one, with `default`."""
     config, naming = base.require_vit(config), (detect_naming(shapes) if shapes else None) or default
     at, blocks = naming.prefix, [block_rules(config, naming, layer) for layer in range(config.depth)]
@@ -235,7 +244,7 @@ def make_rules(config: ModelConfig, shapes: Shapes | None, *, default: NamingSch
     ]
 
 
-def block_rules(config: ViTConfig, naming: NamingScheme, layer: int) -> list[Rule]:
+def block_rules(config: ViTConfig, naming: GoogleNames, layer: int) -> list[Rule]:
     """Make the rules of one encoder block."""
     ours, theirs = f"blocks.{layer}", naming.block(layer)
     attention = theirs + naming.attention
@@ -250,7 +259,7 @@ def block_rules(config: ViTConfig, naming: NamingScheme, layer: int) -> list[Rul
     ]
 
 
-def pooling_rules(config: ViTConfig, naming: NamingScheme) -> list[Rule]:
+def pooling_rules(config: ViTConfig, naming: GoogleNames) -> list[Rule]:
     """Make the rules of the attention pooling head."""
     at = naming.prefix + naming.pooling
     attention = f"{at}MultiHeadDotProductAttention_0"
@@ -290,11 +299,11 @@ def position_rules(config: ViTConfig, name: str, shapes: Shapes | None) -> list[
     if positions.kind == "none":
         return []
     if positions.kind == "sincos_2d" and shapes is not None and name not in shapes:
-        return [Rule(("pos_embed",), (), Layout(lambda _: [sincos_values(config)], lambda _: []))]
+        return [Rule(("pos_embed",), (), Conversion(lambda _: [sincos_values(config)], lambda _: []))]
     return [rename("pos_embed", name)]
 
 
-def dense(ours: str, theirs: str, *, kernel: Layout = DENSE) -> list[Rule]:
+def dense(ours: str, theirs: str, *, kernel: Conversion = DENSE) -> list[Rule]:
     """Make the rules of a dense layer or convolution with its bias."""
     return [Rule((f"{ours}.weight",), (f"{theirs}/kernel",), kernel), rename(f"{ours}.bias", f"{theirs}/bias")]
 
@@ -349,7 +358,7 @@ def unsupported_reason(config: ModelConfig, *, paper: bool) -> str | None:
     return base.find_reason(config, UNSUPPORTED_PARTS, reasons)
 
 
-def _define(name: str, origin: str, names: NamingScheme, ignored_names: tuple[str, ...]) -> Format:
+def _define(name: str, origin: str, names: GoogleNames, ignored_names: tuple[str, ...]) -> Format:
     paper = names is PAPER_NAMES
     return Format(
         name=name,

@@ -50,7 +50,7 @@ UNUSED_NAMES = (r"PREFIXembeddings\.mask_token", r"PREFIXpooler\..+", r"decoder\
 
 
 @dataclass(frozen=True, kw_only=True)
-class NamingScheme:
+class HuggingFaceNames:
     """Names of one version of the library: prefix of the base model, and parts of a block; `gated` are of a SwiGLU."""
 
     prefix: str = ""
@@ -72,7 +72,7 @@ class NamingScheme:
         return f"{self.prefix}embeddings."
 
 
-_VIT_4 = NamingScheme(
+_VIT_4 = HuggingFaceNames(
     encoder="encoder.layer",
     norms=("layernorm_before", "layernorm_after"),
     qkv=("attention.attention.query", "attention.attention.key", "attention.attention.value"),
@@ -94,7 +94,7 @@ class ModelFamily:
     model_type: str
     models: tuple[str, str]  # classes without and with a classifier
     prefixes: tuple[str, ...] = ("vit.", "")
-    schemes: tuple[NamingScheme, ...] = VIT_BLOCKS
+    schemes: tuple[HuggingFaceNames, ...] = VIT_BLOCKS
     heads: tuple[tuple[str, str], ...] = ()  # classifiers: our name and theirs
     norm_eps: float = 1e-12
     kernel: InterpolationOrigin = "huggingface"
@@ -148,10 +148,10 @@ def matches(family: ModelFamily, shapes: Shapes, metadata: FileMetadata) -> bool
     return detected == family.model_type and configured in (detected, f"{detected}_with_registers")
 
 
-def detect_naming(family: ModelFamily, shapes: Shapes) -> NamingScheme:
+def detect_naming(family: ModelFamily, shapes: Shapes) -> HuggingFaceNames:
     """Return the naming scheme that most of a file's attention layers follow."""
 
-    def count_matches(naming: NamingScheme) -> int:
+    def count_matches(naming: HuggingFaceNames) -> int:
         parts = tuple(f".{part}.weight" for part in (*naming.qkv, naming.proj))
         return sum(name.startswith(naming.layers) and name.endswith(parts) for name in shapes)
 
@@ -159,7 +159,7 @@ def detect_naming(family: ModelFamily, shapes: Shapes) -> NamingScheme:
     return max(schemes, key=count_matches)
 
 
-def count_blocks(naming: NamingScheme, shapes: Shapes) -> int:
+def count_blocks(naming: HuggingFaceNames, shapes: Shapes) -> int:
     """Count the blocks; the numbers in names may be arbitrary."""
     pattern = re.compile(re.escape(naming.layers) + r"(\d+)\.")
     return len({match[1] for name in shapes if (match := pattern.match(name))})
@@ -196,7 +196,7 @@ def make_rules(family: ModelFamily, config: ModelConfig, shapes: Shapes | None) 
     return table
 
 
-def _block_rules(config: ViTConfig, naming: NamingScheme, layer: int) -> Iterator[Rule]:
+def _block_rules(config: ViTConfig, naming: HuggingFaceNames, layer: int) -> Iterator[Rule]:
     first, second = naming.gated if config.block.activation == "swiglu" else naming.mlp
     parts = (
         *(("norm1", naming.norms[:1]), ("attn.qkv", naming.qkv), ("attn.proj", (naming.proj,))),
@@ -274,7 +274,7 @@ def get_setting(config: Mapping[str, Any], key: str, default: Value) -> Value:
     return type(default)(value)
 
 
-def _pooler(family: ModelFamily, naming: NamingScheme, shapes: Shapes, config: Mapping[str, Any]) -> int | None:
+def _pooler(family: ModelFamily, naming: HuggingFaceNames, shapes: Shapes, config: Mapping[str, Any]) -> int | None:
     """Return the width of the pre-logits, which are the pooler of `ViTModel`: dense and tanh on the class token.
 
     Google's ImageNet-21k files have trained ones. With a classifier the library does not run them.

@@ -1,6 +1,6 @@
 """Rules between our tensors and those of timm, DeiT, MAE, DINOv2 and DINOv3.
 
-Most names are the same as ours. A `NamingScheme` has the differences: registers, LayerScale, gated MLPs, qkv biases and
+Most names are the same as ours. A `TimmNames` has the differences: registers, LayerScale, gated MLPs, qkv biases and
 positions.
 """
 
@@ -16,7 +16,7 @@ from vitkit.weights.formats.base import require_vit
 from vitkit.weights.formats.timm.infer import normalize_names
 from vitkit.weights.rules import (
     IDENTITY,
-    Layout,
+    Conversion,
     Rule,
     Shapes,
     Tensors,
@@ -30,7 +30,7 @@ from vitkit.zoo.variants import ModelConfig
 
 
 @dataclass(frozen=True, kw_only=True)
-class NamingScheme:
+class TimmNames:
     """Names that differ between files.
 
     Attributes:
@@ -51,21 +51,21 @@ class NamingScheme:
 
 
 BIASES = (("qkv.bias", "qkv.bias_mask"), ("q_bias", "v_bias"), ("qkv.bias",))
-TIMM_NAMES = NamingScheme(register_rows=True)
-TIMM_ROTARY_NAMES = NamingScheme(scale=r"gamma_\2", gated=("fc1_g", "fc1_x"))
-DEIT_NAMES = NamingScheme(scale=r"gamma_\2")
-DINOV2_NAMES = NamingScheme(registers="register_tokens", gated=("w12",), last="w3", mask_token=True)
-DINOV3_NAMES = NamingScheme(
+TIMM_NAMES = TimmNames(register_rows=True)
+TIMM_ROTARY_NAMES = TimmNames(scale=r"gamma_\2", gated=("fc1_g", "fc1_x"))
+DEIT_NAMES = TimmNames(scale=r"gamma_\2")
+DINOV2_NAMES = TimmNames(registers="register_tokens", gated=("w12",), last="w3", mask_token=True)
+DINOV3_NAMES = TimmNames(
     registers="storage_tokens", gated=("w1", "w2"), last="w3", bias=BIASES[0], mask_token=True, periods=True
 )
 GATED = {("w12",): "w3", ("w1", "w2"): "w3", ("fc1_g", "fc1_x"): "fc2", ("fc1",): "fc2"}
 
 
-def detect_naming(shapes: Shapes, config: ViTConfig) -> NamingScheme:
+def detect_naming(shapes: Shapes, config: ViTConfig) -> TimmNames:
     """Detect the naming scheme of a file by its normalized names."""
     gated = next((names for names in GATED if f"blocks.0.mlp.{names[0]}.weight" in shapes), ("fc1",))
     rows = config.prefix_positions + config.tokens.registers + config.patches
-    return NamingScheme(
+    return TimmNames(
         registers=next((name for name in ("storage_tokens", "register_tokens") if name in shapes), "reg_token"),
         scale=r"gamma_\2" if "blocks.0.gamma_1" in shapes else r"ls\2.gamma",
         gated=gated,
@@ -80,7 +80,7 @@ def detect_naming(shapes: Shapes, config: ViTConfig) -> NamingScheme:
 # Rules
 
 
-def make_vit_rules(config: ModelConfig, shapes: Shapes | None, *, default: NamingScheme) -> list[Rule]:
+def make_vit_rules(config: ModelConfig, shapes: Shapes | None, *, default: TimmNames) -> list[Rule]:
     """Make the rules of a model, with the names of a file or, without one, with `default`."""
     config, in_file = require_vit(config), normalize_names(shapes or {})
     normalized = {name: shape for name, (_, shape) in in_file.items()}
@@ -100,8 +100,8 @@ def make_vit_rules(config: ModelConfig, shapes: Shapes | None, *, default: Namin
     return [locate(rule) for rule in (*special, *rest)]
 
 
-def _make_special_rules(config: ViTConfig, naming: NamingScheme, names: Sequence[str]) -> list[Rule]:
-    """Make the rules of tensors with another layout than ours."""
+def _make_special_rules(config: ViTConfig, naming: TimmNames, names: Sequence[str]) -> list[Rule]:
+    """Make the rules of tensors that are stored in another way than ours."""
     special = []
     prefix_rows, registers = config.prefix_positions, config.tokens.registers
     if naming.register_rows and registers and "pos_embed" in names:
@@ -115,15 +115,15 @@ def _make_special_rules(config: ViTConfig, naming: NamingScheme, names: Sequence
     for layer in range(config.depth):
         block = f"blocks.{layer}."
         if config.block.attention.qkv_bias and len(naming.bias) == 2:
-            layout = MASKED_BIAS if "mask" in naming.bias[1] else BIAS_APART
+            conversion = MASKED_BIAS if "mask" in naming.bias[1] else BIAS_APART
             theirs = tuple(f"{block}attn.{name}" for name in naming.bias)
-            special.append(Rule((f"{block}attn.qkv.bias",), theirs, layout))
+            special.append(Rule((f"{block}attn.qkv.bias",), theirs, conversion))
         if config.block.activation == "swiglu" and len(naming.gated) == 2:
             special += layer_rules(f"{block}mlp.fc1", *(f"{block}mlp.{name}" for name in naming.gated))
     return special
 
 
-def _renames(config: ViTConfig, naming: NamingScheme) -> dict[str, str]:
+def _renames(config: ViTConfig, naming: TimmNames) -> dict[str, str]:
     """Make the patterns of our names and their replacements."""
     table = {
         r"reg_token": naming.registers,
@@ -157,7 +157,9 @@ def make_bit_rules(config: BiTConfig) -> list[Rule]:
 # Layouts
 
 
-WITH_MASK_TOKEN = Layout(lambda theirs: theirs[:1], lambda ours: [ours[0], torch.zeros_like(ours[0][0])], is_lossy=True)
+WITH_MASK_TOKEN = Conversion(
+    lambda theirs: theirs[:1], lambda ours: [ours[0], torch.zeros_like(ours[0][0])], is_lossy=True
+)
 """Mask token of training, which vitkit does not have but DINO's loader requires."""
 
 
@@ -169,7 +171,7 @@ def _keys_masked(ours: Tensors) -> Tensors:
     return [bias, torch.cat([queries, keys, values])]
 
 
-MASKED_BIAS = Layout(lambda theirs: [theirs[0] * theirs[1].to(theirs[0].dtype)], _keys_masked, is_lossy=True)
+MASKED_BIAS = Conversion(lambda theirs: [theirs[0] * theirs[1].to(theirs[0].dtype)], _keys_masked, is_lossy=True)
 
 
 def _without_keys(ours: Tensors) -> Tensors:
@@ -179,11 +181,11 @@ def _without_keys(ours: Tensors) -> Tensors:
     return [queries, values]
 
 
-BIAS_APART = Layout(lambda theirs: [torch.cat([theirs[0], torch.zeros_like(theirs[0]), theirs[1]])], _without_keys)
+BIAS_APART = Conversion(lambda theirs: [torch.cat([theirs[0], torch.zeros_like(theirs[0]), theirs[1]])], _without_keys)
 
 
-def _periods(base: float, quarter: int) -> Layout:
-    """Make the layout of rotary periods, which our model computes; other periods are rejected."""
+def _periods(base: float, quarter: int) -> Conversion:
+    """Make the conversion of rotary periods, which our model computes; other periods are rejected."""
     expected = base ** (torch.arange(quarter, dtype=torch.float32) / quarter)
 
     def read(theirs: Tensors) -> Tensors:
@@ -195,4 +197,4 @@ def _periods(base: float, quarter: int) -> Layout:
             raise WeightsError(message, expected=f"{quarter} periods with base {base:g}", got=got)
         return []
 
-    return Layout(read, lambda _: [expected])
+    return Conversion(read, lambda _: [expected])

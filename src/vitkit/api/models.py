@@ -65,20 +65,17 @@ def create(
     >>> model(torch.rand(1, 3, 32, 32)).shape
     torch.Size([1, 10])
     """
-    shape = AdaptRequest(image_size=image_size, patch_size=patch_size, channels=channels, num_classes=num_classes)
+    target = registry.configure(
+        model,
+        image_size=image_size,
+        patch_size=patch_size,
+        channels=channels,
+        num_classes=num_classes,
+        settings=settings,
+    )
     if pretrained is False:
-        return registry.create(
-            model,
-            image_size=image_size,
-            patch_size=patch_size,
-            channels=channels,
-            num_classes=num_classes,
-            settings=settings,
-            device=device,
-            dtype=dtype,
-            generator=generator,
-        )
-    bundle, changes = load_for_shape(model, pretrained, shape, settings=settings or {})
+        return registry.create(target, device=device, dtype=dtype, generator=generator)
+    bundle, changes = load_for_shape(model, pretrained, target, num_classes=num_classes, settings=settings or {})
     for change in changes:
         logger.info("%s", change)
     return bundle.build_model().to(device=device, dtype=dtype).train()

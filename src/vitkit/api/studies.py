@@ -65,26 +65,19 @@ def study(
     from vitkit.studies.runner import plan_study, run_study
 
     chosen = find_study(os.fspath(name))
-    paths, run_settings = split_data(data or {}, settings or {})
+    paths, values = split_data(data or {}, settings or {})
     extra = {"device": None if str(device) == "auto" else str(device), "workers": workers}
-    run_settings = {key: value for key, value in extra.items() if value is not None} | run_settings
-    directory = FilePath("runs") / chosen.name if out is None else FilePath(out)
+    values = {key: value for key, value in extra.items() if value is not None} | values
+    path = FilePath("runs") / chosen.name if out is None else FilePath(out)
     if plan:
-        return plan_study(chosen, out=directory, data=paths, settings=run_settings, quick=quick)
+        return plan_study(chosen, out=path, data=paths, settings=values, quick=quick)
     with training_session((), progress=progress) as (_, callback, stop):
         try:
             return run_study(
-                chosen,
-                out=directory,
-                data=paths,
-                settings=run_settings,
-                quick=quick,
-                jobs=jobs,
-                callback=callback,
-                stop=stop,
+                chosen, out=path, data=paths, settings=values, quick=quick, jobs=jobs, callback=callback, stop=stop
             )
         except StopRequested:
-            raise interruption(directory, stop) from None
+            raise interruption(path, stop) from None
 
 
 def split_data(data: Mapping[str, Path], settings: Settings) -> tuple[dict[str, str], dict[str, object]]:

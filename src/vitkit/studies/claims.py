@@ -6,12 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from vitkit.studies.statistics import Estimate, equivalence_p_value, estimate, logit, slope
+from vitkit.studies.statistics import SIGNIFICANCE, Estimate, equivalence_p_value, estimate, logit, slope
 from vitkit.studies.study import SEED, Claim
 
 Row = Mapping[str, object]
 Verdict = Literal["shows", "does not show", "contradicts", "no data"]
-SIGNIFICANCE = 0.05
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,7 +6,7 @@ end at 1×1, a weakened baseline.
 
 from functools import partial
 
-from vitkit.studies.study import DOWNSTREAM, UPSTREAM, FewShot, Settings, Study
+from vitkit.studies.study import DOWNSTREAM, UPSTREAM, Claim, FewShot, Settings, Study
 
 
 def vit(
@@ -54,11 +54,15 @@ UPSTREAM_SETTINGS: Settings = {
     "logging.log_every": 20,
 }
 """Half a million images of Tiny-ImageNet, whose validation images are the test."""
+RATES = (3e-4, 1e-3, 3e-3)
 few_shot_study = partial(
     Study, settings=UPSTREAM_SETTINGS, data=(UPSTREAM, DOWNSTREAM), measures=(FewShot(shots=(5,)),)
 )
 """Create a study that pre-trains on one dataset and measures 5-shot accuracy on another."""
-RATES = (3e-4, 1e-3, 3e-3)
+family_study = partial(few_shot_study, rates=RATES, tune_by="family")
+"""Create such a study with an axis of model families, each with its own learning rate."""
+family_claim = partial(Claim, column="downstream_5shot", axis="family")
+"""Create a claim about the families of such a study."""
 FINETUNE_SETTINGS: Settings = {
     "optimizer.name": "sgd",
     "schedule.batch_size": 64,

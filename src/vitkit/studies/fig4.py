@@ -1,14 +1,11 @@
 """Figure 4: few-shot accuracy over the size of the pre-training data."""
 
-from functools import partial
-
-from vitkit.studies.families import RATES, TRIO, UPSTREAM_SETTINGS, bit, few_shot_study, vit
-from vitkit.studies.study import Claim, Figure
+from vitkit.studies.families import TRIO, UPSTREAM_SETTINGS, bit, family_claim, family_study, vit
+from vitkit.studies.study import Figure
 
 FRACTIONS = ("0.03", "0.1", "0.3", "1.0")
-family_claim = partial(Claim, column="downstream_5shot", axis="family")
 
-STUDY = few_shot_study(
+STUDY = family_study(
     name="fig4",
     title="Few-shot accuracy over data size",
     paper="Figure 4",
@@ -17,8 +14,6 @@ STUDY = few_shot_study(
         "fraction": {fraction: {"data.fraction": float(fraction)} for fraction in FRACTIONS},
     },
     settings=dict(UPSTREAM_SETTINGS) | {"schedule.steps": 7800, "evaluation.patience": 5},
-    rates=RATES,
-    tune_by="family",
     tune_at={"fraction": "0.3"},
     claims=(
         family_claim(

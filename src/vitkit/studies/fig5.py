@@ -1,20 +1,15 @@
 """Figure 5: accuracy over pre-training compute."""
 
-from functools import partial
-
-from vitkit.studies.families import RATES, TRIO, few_shot_study
-from vitkit.studies.study import Claim, Figure
+from vitkit.studies.families import TRIO, family_claim, family_study
+from vitkit.studies.study import Figure
 
 BUDGETS = ("3e13", "1e14", "3e14")
-family_claim = partial(Claim, column="downstream_5shot", axis="family")
 
-STUDY = few_shot_study(
+STUDY = family_study(
     name="fig5",
     title="Accuracy over compute",
     paper="Figure 5",
     axes={"family": TRIO, "budget": {budget: {"flops": float(budget)} for budget in BUDGETS}},
-    rates=RATES,
-    tune_by="family",
     tune_at={"budget": "3e13"},
     claims=(
         family_claim(

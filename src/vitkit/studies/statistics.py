@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-CONFIDENCE = 0.95
+CONFIDENCE, SIGNIFICANCE = 0.95, 0.05
+"""Confidence of intervals, and level of equivalence tests."""
 Floats = NDArray[np.float64]
 
 

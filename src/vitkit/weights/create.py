@@ -18,21 +18,18 @@ from vitkit.zoo.variants import ModelConfig
 
 
 def load_for_shape(
-    model: str | ModelConfig, pretrained: bool | ModelSource, shape: AdaptRequest, *, settings: Settings
+    model: str | ModelConfig,
+    pretrained: bool | ModelSource,
+    target: ModelConfig,
+    *,
+    num_classes: int | None,
+    settings: Settings,
 ) -> tuple[ModelBundle, tuple[str, ...]]:
-    """Return pretrained weights in the shape of a model, and a description of each change.
+    """Return pretrained weights in the shape of `target`, and a description of each change.
 
-    A name decides the sizes of the model and leaves its computation to the weights; a configuration decides both. The
-    number of classes is that of the weights unless it is requested.
+    `target` is `model` with the requested changes. A name decides the sizes of the model and leaves its computation to
+    the weights; a configuration decides both. The number of classes is that of the weights unless it is requested.
     """
-    target = configure(
-        model,
-        image_size=shape.image_size,
-        patch_size=shape.patch_size,
-        channels=shape.channels,
-        num_classes=shape.num_classes,
-        settings=settings,
-    )
     source = _default_source(model) if isinstance(pretrained, bool) else pretrained
     try:
         bundle = load_stored_bundle(source)
@@ -41,10 +38,9 @@ def load_for_shape(
         raise NotCachedError(error.message, hint=hint) from error
     _check_dimensions(bundle, target, source=source)
     keys, is_whole = flatten_settings(settings), not isinstance(model, str)
-    takes_classes = is_whole or shape.num_classes is not None or "num_classes" in keys
+    takes_classes = is_whole or num_classes is not None or "num_classes" in keys
     pooling = target.pooling if isinstance(target, ViTConfig) and (is_whole or "pooling" in keys) else None
-    request = replace(
-        shape,
+    request = AdaptRequest(
         image_size=target.image_size,
         patch_size=target.patch_size if isinstance(target, ViTConfig) else None,
         channels=target.channels,

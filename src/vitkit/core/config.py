@@ -319,15 +319,15 @@ def _validate(annotation: Any, value: object) -> object:
     pydantic validates the value as JSON, because there a list may stand for a tuple while all else is strict.
     """
     result = _adapter(annotation).validate_json(json.dumps(value), strict=True)
-    if not _same_integers(value, result):
+    if not _keeps_integers(value, result):
         raise ValueError(f"{value} is not {result}")
     return result
 
 
-def _same_integers(value: object, result: object) -> bool:
-    """Return whether every integer was an integer before: pydantic's `Literal[1]` also accepts true and 1.0."""
+def _keeps_integers(value: object, result: object) -> bool:
+    """Return whether pydantic made no integer of another type: its `Literal[1]` also accepts true and 1.0."""
     if isinstance(value, list | tuple) and isinstance(result, tuple):
-        return all(map(_same_integers, value, result))
+        return all(map(_keeps_integers, value, result))
     return not isinstance(result, int) or type(value) is type(result)
 
 

@@ -119,7 +119,7 @@ def resize_bundle(bundle: ModelBundle, size: int) -> ModelBundle:
 
 
 def choose_probe(fitted: Sequence[tuple[str, Probe]]) -> tuple[str, Probe]:
-    """Return the first probe within a standard error of the best: the first is the fastest to train."""
+    """Return the first probe whose accuracy is within a standard error of the best: earlier ones train faster."""
     best = max((probe for _, probe in fitted), key=lambda probe: probe.loo_top1)
     return next(each for each in fitted if each[1].loo_top1 >= best.loo_top1 - best.loo_error)
 

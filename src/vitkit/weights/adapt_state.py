@@ -187,7 +187,7 @@ class _StateAdapter:
 
     def _transform(self, name: str, tensor: Tensor) -> Tensor:
         if name.startswith("head.") and self.labels:
-            return _match_rows(tensor, self.initial[name], self.labels)
+            return _copy_class_rows(tensor, self.initial[name], self.labels)
         if name in (*FIRST_KERNELS, PATCH_BIAS):
             return self._adapt_first_layer(name, tensor)
         if isinstance(self.old, ViTConfig) and isinstance(self.new, ViTConfig):
@@ -314,7 +314,8 @@ def _rows_are_classes(old: Mapping[str, torch.Size], new: Mapping[str, torch.Siz
     )
 
 
-def _match_rows(old: Tensor, initial: Tensor, labels: LabelChange) -> Tensor:
+def _copy_class_rows(old: Tensor, initial: Tensor, labels: LabelChange) -> Tensor:
+    """Return the rows of the new labels: those of old labels of the same name, and initial ones for the others."""
     row = {label: index for index, label in enumerate(labels.old)}
     return torch.stack([old[row[label]] if label in row else initial[index] for index, label in enumerate(labels.new)])
 

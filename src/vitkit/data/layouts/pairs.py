@@ -69,7 +69,7 @@ def open_pairs(data: Pairs | Mapping[str, Pairs]) -> Dataset:
     (('day', 'night'), 'image-00001')
     """
     splits: dict[str, object] = _parse_splits(data) if isinstance(data, Mapping) else {"all": data}
-    stored = {split: list(_store_pairs(pairs, split=split)) for split, pairs in splits.items()}
+    stored = {split: list(_parse_pairs(pairs, split=split)) for split, pairs in splits.items()}
     folders = {os.path.dirname(image) for images in stored.values() for image, _ in images if isinstance(image, str)}  # noqa: PTH120
     root = os.path.commonpath(folders) if folders else ""
     names = {split: _name_images(images, split=split, root=root) for split, images in stored.items()}
@@ -101,7 +101,8 @@ def _parse_splits(data: Mapping[str, object]) -> dict[str, object]:
     return splits
 
 
-def _store_pairs(pairs: object, *, split: str) -> Iterator[tuple[StoredImage | str, str]]:
+def _parse_pairs(pairs: object, *, split: str) -> Iterator[tuple[StoredImage | str, str]]:
+    """Yield each image as it is stored, with its label; an error names the pair."""
     if not isinstance(pairs, Sequence) or isinstance(pairs, str | bytes):
         raise DataError(f"{type(pairs).__name__} is not a dataset", expected=FORMS)
     for index, pair in enumerate(pairs):

@@ -249,7 +249,7 @@ def infer_config(family: ModelFamily, shapes: Shapes, metadata: FileMetadata) ->
             norm_eps=get_setting(config, "layer_norm_eps", family.norm_eps),
             layer_scale=get_setting(config, "layerscale_value", 1.0) if family.scaled else None,
         ),
-        head=HeadConfig(pre_logits=None if classifier else _pooler(family, naming, shapes, config)),
+        head=HeadConfig(pre_logits=None if classifier else _find_pooler_width(family, naming, shapes, config)),
     )
     _check_config(family, inferred, config)
     return inferred
@@ -274,7 +274,9 @@ def get_setting(config: Mapping[str, Any], key: str, default: Value) -> Value:
     return type(default)(value)
 
 
-def _pooler(family: ModelFamily, naming: HuggingFaceNames, shapes: Shapes, config: Mapping[str, Any]) -> int | None:
+def _find_pooler_width(
+    family: ModelFamily, naming: HuggingFaceNames, shapes: Shapes, config: Mapping[str, Any]
+) -> int | None:
     """Return the width of the pre-logits, which are the pooler of `ViTModel`: dense and tanh on the class token.
 
     Google's ImageNet-21k files have trained ones. With a classifier the library does not run them.

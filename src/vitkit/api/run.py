@@ -105,7 +105,7 @@ class Run:
 
     @property
     def status(self) -> Literal["finished", "interrupted"]:
-        """Return whether the run has reached its end."""
+        """State of the run."""
         return "interrupted" if self._directory.read_summary() is None else "finished"
 
     @cached_property

@@ -67,13 +67,13 @@ class Dispatcher:
         self.stop.raise_if_requested()
 
     def start_runs(self, pool: ThreadPoolExecutor) -> bool:
-        """Start the runs whose turn it is; return whether any is running."""
+        """Start runs whose needs are finished, `jobs` at a time; return whether any is running."""
         for run in list(self.pending):
             if self.stop.requested:
                 break
-            if lost := sorted(self.failed & set(run.needs)):
+            if failed_needs := sorted(self.failed & set(run.needs)):
                 self.pending.remove(run)
-                self.record_failure(run, f"needs {lost[0]}, which failed")
+                self.record_failure(run, f"needs {failed_needs[0]}, which failed")
             elif len(self.running) < self.jobs and self.finished >= set(run.needs):
                 self.pending.remove(run)
                 number = len(self.finished) + len(self.failed) + len(self.running) + 1

@@ -33,7 +33,7 @@ def exclude_duplicates(
 def find_duplicates(
     data: Mapping[str, str], others: Sequence[str], *, callback: Callback, stop: StopFlag
 ) -> list[BadFile]:
-    """Return the pre-training images that show the same as a test image, each once."""
+    """Return the pre-training images that are near-duplicates of a test image, each once."""
 
     def describe(source: ImageSource, path: str) -> tuple[ImageSource, ImageDescriptors]:
         readable, _ = skip_unreadable(source, path=path, workers=workers)
@@ -50,7 +50,7 @@ def find_duplicates(
     upstream, descriptors = describe(splits.get("train", next(iter(splits.values()))), data[UPSTREAM])
     reasons: dict[str, str] = {}
     for name in others:
-        test, tested = describe(fewshot_splits(open_dataset(data[name]))[1], data[name])
-        for pair in find_near_duplicates({UPSTREAM: descriptors, name: tested}):
+        test, test_descriptors = describe(fewshot_splits(open_dataset(data[name]))[1], data[name])
+        for pair in find_near_duplicates({UPSTREAM: descriptors, name: test_descriptors}):
             reasons.setdefault(upstream.name(pair.one.index), f"copy of {test.name(pair.other.index)} of {name}")
     return [BadFile(image, reason) for image, reason in sorted(reasons.items())]

@@ -11,9 +11,10 @@ from click.testing import CliRunner
 
 import vitkit
 from vitkit.cli.study import command
+from vitkit.studies import records
 from vitkit.studies.claims import evaluate_claim
 from vitkit.studies.figures import draw_figure, fit_lines, group_lines
-from vitkit.studies.records import RunRecord
+from vitkit.studies.records import RunRecord, count_threads
 from vitkit.studies.registry import NAMES, find_study
 from vitkit.studies.runner import StudyResult, write_outputs
 from vitkit.studies.study import Claim, Study
@@ -47,7 +48,7 @@ def test_page_has_fits_means_failures_and_time_left(tmp_path) -> None:
     page = write_study(FIG5, FIG5_ROWS, tmp_path)
     assert re.search(r"<td>ViT</td><td>[\d.]+ \([^<]* to [^<]*\)</td><td>0\.1", page)
     assert "a failed: &lt;b&gt;broken" in page
-    assert "1 run left, about 0.5 hours" in page
+    assert "1 run left, about 30 minutes" in page
     assert '<meta http-equiv="refresh"' in page
     assert "leads at small budgets" in page
     assert "<td>hybrid</td><td>3e13</td><td>3</td>" in page
@@ -114,7 +115,17 @@ def test_verdict_follows_the_interval(claim, verdict) -> None:
 def test_plan_names_runs_minutes_and_hours() -> None:
     result = CliRunner().invoke(command, ["fig9", "--plan", "--quick"], catch_exceptions=False)
     assert re.search(r"class_0.001_seed0 +planned +0\.0\d+ +\d", result.stdout)
-    assert re.search(r"6 runs, 0\.\d+ PFLOPs, about \d+\.\d hours left on this machine", result.stdout)
+    assert re.search(r"6 runs, 0\.\d+ PFLOPs, about [\d.]+ (minutes|hours) left on this machine", result.stdout)
+
+
+def test_estimate_counts_the_threads_of_the_runs(monkeypatch) -> None:
+    monkeypatch.setattr(records, "usable_cores", lambda: 4)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    assert [count_threads(threads=threads, jobs=1) for threads in (None, 1, 8)] == [4, 1, 4]
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    assert count_threads(threads=None, jobs=1) == 2
+    assert count_threads(threads=1, jobs=3) == 3
+    assert count_threads(threads=None, jobs=3) == 4, "several runs at the same time share all cores"
 
 
 def test_output_directory_is_required_to_run() -> None:

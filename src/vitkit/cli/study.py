@@ -7,7 +7,7 @@ import click
 
 from vitkit.cli.console import print_json, print_sections, print_table, print_warnings, stderr_console
 from vitkit.core.config import parse_assignments
-from vitkit.core.formatting import safe_text
+from vitkit.core.formatting import format_hours, safe_text
 
 if TYPE_CHECKING:
     from vitkit.studies.runner import StudyResult
@@ -54,7 +54,8 @@ def command(
             (run.name, run.status, f"{run.pflops:.4f}", f"{run.pflops / result.rate * 60:.1f}") for run in result.runs
         ]
         print_table(("run", "status", "PFLOPs", "minutes"), rows, left=(0, 1))
-        click.echo(f"{len(rows)} runs, {result.pflops:.2f} PFLOPs, about {result.hours:.1f} hours left on this machine")
+        time_left = format_hours(result.hours)
+        click.echo(f"{len(rows)} runs, {result.pflops:.2f} PFLOPs, about {time_left} left on this machine")
     else:
         print_study(result)
 

@@ -93,7 +93,13 @@ def plan_study(
         records = tuple(list_checkpoints(study, data)) if RUNS in data else ()
         return StudyResult(study=study, quick=quick, runs=records, rate=1.0)
     runs = plan_runs(study, data=data, settings=settings, quick=quick)
-    return summarize_runs(study, runs, out=out, quick=quick, jobs=1, rate=rate or probe_rate())
+    return summarize_runs(study, runs, out=out, quick=quick, jobs=1, rate=rate or expect_rate(runs, jobs=1))
+
+
+def expect_rate(runs: Sequence[StudyRun], *, jobs: int) -> float:
+    """Return the PFLOPs per hour that are expected before any run has finished."""
+    threads = next((run.config.parallel.threads for run in runs), None)
+    return probe_rate(threads=threads, jobs=jobs)
 
 
 def summarize_runs(
@@ -134,7 +140,7 @@ def run_study(
     with lock_directory(out):
         check_same_study(out, study, runs, data=data)
         exclude_duplicates(out, data, needed, callback=callback, stop=stop)
-        rate = probe_rate()
+        rate = expect_rate(runs, jobs=jobs)
 
         def summarize() -> StudyResult:
             return summarize_runs(study, runs, out=out, quick=quick, jobs=jobs, rate=rate)

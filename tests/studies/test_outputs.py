@@ -128,6 +128,15 @@ def test_estimate_counts_the_threads_of_the_runs(monkeypatch) -> None:
     assert count_threads(threads=None, jobs=3) == 4, "several runs at the same time share all cores"
 
 
+@pytest.mark.parametrize(("status", "code"), [("finished", 0), ("failed", 1)])
+def test_exit_code_is_1_after_a_failed_run(tmp_path, monkeypatch, status, code) -> None:
+    run = RunRecord(name="a", settings={}, status=status, path=tmp_path, pflops=1.0)
+    monkeypatch.setattr(
+        vitkit, "study", lambda *_, **__: StudyResult(study=FIG5, quick=False, runs=(run,), rate=1.0), raising=False
+    )
+    assert CliRunner().invoke(command, ["fig5", "--out", str(tmp_path)]).exit_code == code
+
+
 def test_output_directory_is_required_to_run() -> None:
     assert "give --out DIR, or --plan" in CliRunner().invoke(command, ["fig9"]).stderr
 

@@ -27,7 +27,7 @@ def command(
     """Reproduce an experiment of the paper: a grid of runs, claims with verdicts, and a report.
 
     Without a name, list the studies. A study resumes after an interruption, never repeats a finished run, and continues
-    past a failed one.
+    past a failed one, after which the exit code is 1.
 
     \b
     vitkit study
@@ -58,6 +58,8 @@ def command(
         click.echo(f"{len(rows)} runs, {result.pflops:.2f} PFLOPs, about {time_left} left on this machine")
     else:
         print_study(result)
+    if not plan and any(run.status == "failed" for run in result.runs):
+        click.get_current_context().exit(1)
 
 
 def print_study(result: "StudyResult") -> None:

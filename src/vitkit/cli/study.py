@@ -18,11 +18,19 @@ if TYPE_CHECKING:
 @click.argument("settings", nargs=-1, metavar="[SETTING=VALUE]...")
 @click.option("--out", type=click.Path(path_type=Path), help="Output directory. An interrupted study is resumed.")
 @click.option("--quick", is_flag=True, help="One seed, a tenth of the steps, one learning rate, fewer labels.")
+@click.option("--large", is_flag=True, help="Add the runs of the study's large form: a fourth budget of fig5.")
 @click.option("--plan", is_flag=True, help="Print the runs and their cost, and start nothing.")
 @click.option("--jobs", type=click.IntRange(min=1), default=1, show_default=True, help="Runs at the same time.")
 @click.option("--json", "as_json", is_flag=True, help="Print the list, the plan or the result as JSON.")
 def command(
-    name: str | None, settings: tuple[str, ...], out: Path | None, quick: bool, plan: bool, jobs: int, as_json: bool
+    name: str | None,
+    settings: tuple[str, ...],
+    out: Path | None,
+    quick: bool,
+    large: bool,
+    plan: bool,
+    jobs: int,
+    as_json: bool,
 ) -> None:
     """Reproduce an experiment of the paper: a grid of runs, claims with verdicts, and a report.
 
@@ -46,7 +54,9 @@ def command(
         return
     if out is None and not plan:
         raise click.UsageError("give --out DIR, or --plan")
-    result = vitkit.study(name, out=out, quick=quick, plan=plan, jobs=jobs, settings=parse_assignments(settings))
+    result = vitkit.study(
+        name, out=out, quick=quick, large=large, plan=plan, jobs=jobs, settings=parse_assignments(settings)
+    )
     if as_json:
         print_json(result.to_dict())
     elif plan:

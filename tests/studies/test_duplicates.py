@@ -55,6 +55,10 @@ def test_copies_of_test_images_are_left_out(tmp_path, monkeypatch) -> None:
     os.utime(tests[1])
     monkeypatch.setattr(duplicates, "search_duplicates", lambda *_, **__: [])
     assert exclude(tmp_path / "fourth") == [], "a file has changed: the cached result is not used"
+    data["downstream"] = "digits"
+    assert exclude(tmp_path / "fifth") == []
+    monkeypatch.setattr(duplicates, "search_duplicates", lambda *_, **__: pytest.fail("searched again"))
+    assert exclude(tmp_path / "sixth") == [], "images in memory are known by their contents"
     [run, *_] = plan_runs(find_study("table8"), data=data, settings={}, quick=True)
     config = adapt_data(run.config, tmp_path, data=data).data
     assert config.exclude == str(tmp_path / "duplicates.csv")

@@ -8,11 +8,13 @@ import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import numpy as np
+
 from vitkit.core.cache_dir import create_cache_dir, mark_used
 from vitkit.core.environment import usable_cores
 from vitkit.core.errors import ConfigError, DataError, summarize
 from vitkit.core.signals import StopFlag
-from vitkit.data.dataset import ImageSource
+from vitkit.data.dataset import ImageSource, fingerprint_source
 from vitkit.data.image_cache import stamp_images
 from vitkit.data.layouts.registry import open_dataset
 from vitkit.data.verify import BadFile, read_bad_files, skip_unreadable, write_bad_files
@@ -68,13 +70,19 @@ def find_duplicates(
 
 
 def find_cache_file(sources: Mapping[str, ImageSource]) -> Path | None:
-    """Return the file of the cache for these images; None for images in memory, or if there is no cache."""
+    """Return the file of the cache for these images, by the state of their files, or by the contents of arrays.
+
+    None if a file cannot be read, or if there is no cache.
+    """
     content = hashlib.blake2b(f"{SEARCH_VERSION}".encode(), digest_size=16)
     for name, source in sources.items():
         stamps = stamp_images(source)
-        if (stamps.statuses[:, 0] < 0).any():
+        in_memory = np.flatnonzero(stamps.statuses[:, 0] < 0).tolist()
+        if any(source.locate(index) for index in in_memory):
             return None
-        content.update(name.encode() + b"\0" + b"".join(stamps.keys) + stamps.statuses.tobytes())
+        content.update(f"{name} {fingerprint_source(source)}".encode())
+        content.update(b"".join(stamps.keys) + stamps.statuses.tobytes())
+        content.update(b"".join(map(source.checksum, in_memory)))
     try:
         return create_cache_dir("images") / f"duplicates-{content.hexdigest()}.csv"
     except (OSError, ConfigError) as error:

@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_pdf import FigureCanvasPdf
 from matplotlib.figure import Figure as Drawing
 from matplotlib.lines import Line2D
-from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+from matplotlib.ticker import FuncFormatter, LogLocator
 
 from vitkit.core.files import write_bytes, write_text
 from vitkit.report.figures import SERIES, THEME, add_axes, add_text, new_figure, save_png, save_svg
@@ -150,7 +150,7 @@ def set_ticks(axes: Axes, study: Study, values: Sequence[float]) -> None:
     elif study.figure.log_x:
         axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
         axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: format_tick(value)))
-        axes.xaxis.set_minor_formatter(NullFormatter())
+        axes.minorticks_off()
 
 
 def draw_fit(axes: Axes, law: PowerLaw, x: Sequence[float], *, scale: float, color: str) -> None:

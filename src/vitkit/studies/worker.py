@@ -16,11 +16,13 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from vitkit.core.config import from_mapping, to_mapping
 from vitkit.core.errors import DataError, TrainingError, VitkitError, did_you_mean, summarize
 from vitkit.core.files import write_text
 from vitkit.core.signals import EXIT_INTERRUPTED, StopFlag, catch_stop_signals
-from vitkit.data.dataset import ImageSource, count_labels, subsample
+from vitkit.data.dataset import ImageSource, subsample
 from vitkit.data.layouts.registry import open_dataset
 from vitkit.data.verify import read_bad_files
 from vitkit.evaluation.features import LabeledFeatures, compute_features
@@ -207,14 +209,15 @@ def check_images(path: str, *, shots: int) -> None:
     dataset = open_dataset(path)
     if not dataset.classes or min(map(len, dataset.splits.values())) == 0:
         raise DataError(f"{path}: no labeled images", hint="download the dataset again, and vitkit data check")
-    train = fewshot_splits(dataset)[0] if shots else dataset.splits.get("train", dataset.first_split)
-    counts = count_labels(train)
-    if min(counts) < max(shots, 1):
-        raise DataError(
-            f"{path}: the class {dataset.classes[counts.index(min(counts))]} has {min(counts)} training images",
-            expected=f"at least {shots} for few-shot accuracy" if shots else "some of every class",
-            hint="download the dataset again: files are missing",
-        )
+    if shots:
+        train, _ = fewshot_splits(dataset)
+        counts = np.bincount(train.labels, minlength=len(dataset.classes))
+        if counts.min() < shots:
+            raise DataError(
+                f"{path}: the class {dataset.classes[int(counts.argmin())]} has {counts.min()} training images",
+                expected=f"at least {shots} for few-shot accuracy",
+                hint="download the dataset again: files are missing",
+            )
 
 
 def end_with_parent() -> None:

@@ -225,8 +225,10 @@ def test_run_that_needs_a_failed_one_fails_with_it(tmp_path, monkeypatch) -> Non
     assert (tmp_path / "results/mean_seed0.failed.txt").read_text() == "needs mean_lr0.001_seed0, which failed\n"
 
 
-def test_run_in_a_process_of_its_own(tmp_path) -> None:
+def test_run_in_a_process_of_its_own(tmp_path, monkeypatch) -> None:
     """With worker processes, which are forked while a thread of the run waits for the end of its parent."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "numpy.py").write_text("raise ImportError('a file of the user')")
     study = replace(SMALL, axes={"pooling": {"class": {}}}, measures=(), claims=())
     study = replace(study, figure=Figure(column="top1", lines="pooling"))
     [run] = plan_runs(study, data=DATA, settings={"data.workers": 1, "steps": 1}, quick=False)

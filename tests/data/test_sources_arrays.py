@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from scipy.io import savemat
 
 from vitkit.core.errors import DataError
+from vitkit.data.layouts.cifar import check_complete
 from vitkit.data.layouts.published import read_matlab
 from vitkit.data.layouts.registry import open_dataset
 
@@ -44,6 +45,17 @@ def test_cifar_batches_are_in_order(tmp_path: Path) -> None:
     source = open_dataset(tmp_path).splits["train"]
     assert (source.name(0), source.name(6)) == ("data_batch_1/000000", "data_batch_2/000000")
     np.testing.assert_array_equal(source.read(0), samples()[6].pixels)
+
+
+def test_missing_part_of_published_cifar_is_named() -> None:
+    published = dict.fromkeys([*(f"data_batch_{number}" for number in range(1, 6)), "test_batch"], 10_000)
+    check_complete(published, where="here")
+    check_complete({"data_batch_1": 12}, where="here")
+    del published["data_batch_4"]
+    with pytest.raises(DataError, match=r"here is incomplete.*10,000 images in data_batch_4.*no data_batch_4"):
+        check_complete(published, where="here")
+    with pytest.raises(DataError, match=r"here is incomplete.*40,000 in train"):
+        check_complete({"train": 40_000, "test": 10_000}, where="here")
 
 
 def test_damaged_cifar_batch_is_named(tmp_path: Path) -> None:

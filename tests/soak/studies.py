@@ -84,7 +84,7 @@ def kills(folder: Path, *, count: int) -> Finding:
                 driver.wait(60)
                 continue
         code = driver.wait(600)
-        result.expect(code == 0, f"the study ended with code {code}")
+        result.expect(code in (0, 1), f"the study ended with code {code}")  # 1: a run was killed
         if len(read_table(out)) == len(read_table(reference)):  # finished before the last kill: once more
             result.expect(read_table(out) == read_table(reference), f"the table of {out.name} differs")
             out = folder / f"killed{len(list(folder.glob('killed*')))}"

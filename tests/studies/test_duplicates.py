@@ -1,12 +1,15 @@
 """Copies of test images among the pre-training images."""
 
+import os
 from pathlib import Path
 
 import numpy as np
+import pytest
 from PIL import Image
 
 from vitkit.core.signals import StopFlag
 from vitkit.data.layouts.registry import open_dataset
+from vitkit.studies import duplicates
 from vitkit.studies.duplicates import exclude_duplicates
 from vitkit.studies.plan import plan_runs
 from vitkit.studies.registry import find_study
@@ -26,7 +29,8 @@ def write_images(path: Path, generator: np.random.Generator, count: int) -> list
     return files
 
 
-def test_copies_of_test_images_are_left_out(tmp_path) -> None:
+def test_copies_of_test_images_are_left_out(tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("VITKIT_CACHE", str(tmp_path / "cache"))
     generator = np.random.default_rng(0)
     upstream = write_images(tmp_path / "up/train", generator, 30)
     tests = write_images(tmp_path / "down/test", generator, 4)
@@ -34,9 +38,27 @@ def test_copies_of_test_images_are_left_out(tmp_path) -> None:
     with Image.open(tests[1]) as image:
         image.resize((40, 40)).save(upstream[7])
     data = {"upstream": str(tmp_path / "up"), "downstream": str(tmp_path / "down")}
-    for _ in range(2):  # the second time from the file
-        [bad] = exclude_duplicates(tmp_path, data, list(data), callback=Callback(), stop=StopFlag())
-        assert (bad.name, bad.reason) == ("train/a/7.png", "copy of test/a/1.png of downstream")
+
+    def exclude(out: Path) -> list[tuple[str, str]]:
+        out.mkdir(exist_ok=True)
+        bad = exclude_duplicates(out, data, list(data), callback=Callback(), stop=StopFlag())
+        return [(file.name, file.reason) for file in bad]
+
+    expected = [("train/a/7.png", "copy of test/a/1.png of downstream")]
+    assert exclude(tmp_path) == expected
+    with monkeypatch.context() as patch:
+        patch.setattr(duplicates, "search_duplicates", lambda *_, **__: pytest.fail("searched again"))
+        assert exclude(tmp_path) == exclude(tmp_path / "other") == expected
+    for file in (tmp_path / "cache/images").glob("duplicates-*"):
+        file.write_text("damaged")
+    assert exclude(tmp_path / "third") == expected
+    os.utime(tests[1])
+    monkeypatch.setattr(duplicates, "search_duplicates", lambda *_, **__: [])
+    assert exclude(tmp_path / "fourth") == [], "a file has changed: the cached result is not used"
+    data["downstream"] = "digits"
+    assert exclude(tmp_path / "fifth") == []
+    monkeypatch.setattr(duplicates, "search_duplicates", lambda *_, **__: pytest.fail("searched again"))
+    assert exclude(tmp_path / "sixth") == [], "images in memory are known by their contents"
     [run, *_] = plan_runs(find_study("table8"), data=data, settings={}, quick=True)
     config = adapt_data(run.config, tmp_path, data=data).data
     assert config.exclude == str(tmp_path / "duplicates.csv")

@@ -11,9 +11,10 @@ from click.testing import CliRunner
 
 import vitkit
 from vitkit.cli.study import command
+from vitkit.studies import records
 from vitkit.studies.claims import evaluate_claim
 from vitkit.studies.figures import draw_figure, fit_lines, group_lines
-from vitkit.studies.records import RunRecord
+from vitkit.studies.records import RunRecord, count_threads
 from vitkit.studies.registry import NAMES, find_study
 from vitkit.studies.runner import StudyResult, write_outputs
 from vitkit.studies.study import Claim, Study
@@ -40,14 +41,14 @@ FIG5_ROWS = make_rows(
 def write_study(study: Study, rows, out: Path) -> str:
     run = RunRecord(name="a", settings={}, status="failed", path=out / "runs/a", pflops=1.0, error="<b>broken</b>")
     write_outputs(StudyResult(study=study, quick=False, runs=(run,), rate=2.0), rows, out)
-    return re.sub(r"</?bdi>", "", (out / "report.html").read_text())
+    return re.sub(r"</?bdi>| style=\"[^\"]*\"", "", (out / "report.html").read_text())
 
 
 def test_page_has_fits_means_failures_and_time_left(tmp_path) -> None:
     page = write_study(FIG5, FIG5_ROWS, tmp_path)
     assert re.search(r"<td>ViT</td><td>[\d.]+ \([^<]* to [^<]*\)</td><td>0\.1", page)
     assert "a failed: &lt;b&gt;broken" in page
-    assert "1 run left, about 0.5 hours" in page
+    assert "1 run left, about 30 minutes" in page
     assert '<meta http-equiv="refresh"' in page
     assert "leads at small budgets" in page
     assert "<td>hybrid</td><td>3e13</td><td>3</td>" in page
@@ -114,7 +115,26 @@ def test_verdict_follows_the_interval(claim, verdict) -> None:
 def test_plan_names_runs_minutes_and_hours() -> None:
     result = CliRunner().invoke(command, ["fig9", "--plan", "--quick"], catch_exceptions=False)
     assert re.search(r"class_0.001_seed0 +planned +0\.0\d+ +\d", result.stdout)
-    assert re.search(r"6 runs, 0\.\d+ PFLOPs, about \d+\.\d hours left on this machine", result.stdout)
+    assert re.search(r"6 runs, 0\.\d+ PFLOPs, about [\d.]+ (minutes|hours) left on this machine", result.stdout)
+
+
+def test_estimate_counts_the_threads_of_the_runs(monkeypatch) -> None:
+    monkeypatch.setattr(records, "usable_cores", lambda: 4)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    assert [count_threads(threads=threads, jobs=1) for threads in (None, 1, 8)] == [4, 1, 4]
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    assert count_threads(threads=None, jobs=1) == 2
+    assert count_threads(threads=1, jobs=3) == 3
+    assert count_threads(threads=None, jobs=3) == 4, "several runs at the same time share all cores"
+
+
+@pytest.mark.parametrize(("status", "code"), [("finished", 0), ("failed", 1)])
+def test_exit_code_is_1_after_a_failed_run(tmp_path, monkeypatch, status, code) -> None:
+    run = RunRecord(name="a", settings={}, status=status, path=tmp_path, pflops=1.0)
+    monkeypatch.setattr(
+        vitkit, "study", lambda *_, **__: StudyResult(study=FIG5, quick=False, runs=(run,), rate=1.0), raising=False
+    )
+    assert CliRunner().invoke(command, ["fig5", "--out", str(tmp_path)]).exit_code == code
 
 
 def test_output_directory_is_required_to_run() -> None:

@@ -25,6 +25,14 @@ def test_families_have_about_equal_flops() -> None:
     assert max(flops) < 1.15 * min(flops)
 
 
+def test_large_study_adds_a_budget() -> None:
+    runs = plan_runs(find_study("fig5").make_large(), data={}, settings={}, quick=False)
+    assert {run.labels["budget"] for run in runs} == {"3e13", "1e14", "3e14", "1e15"}
+    assert max(run.flops for run in runs) == pytest.approx(1e15, rel=0.01)
+    with pytest.raises(ConfigError, match="fig4 has no large form"):
+        find_study("fig4").make_large()
+
+
 def test_axial_model_is_compared_at_equal_flops() -> None:
     runs = plan_runs(find_study("axial"), data={}, settings={}, quick=True)
     flops = {run.labels["model"]: run.forward_flops for run in runs}

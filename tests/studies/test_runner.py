@@ -83,6 +83,9 @@ def test_finished_study_repeats_nothing(finished, monkeypatch) -> None:
     out, result = finished
     monkeypatch.setattr(worker, "execute", lambda *_, **__: pytest.fail("a finished run was repeated"))
     assert stable(run(out)) == stable(result)
+    settings = {"workers": 3, "parallel.threads": 7}
+    other_machine = run_study(STUDY, out=out, data=DATA, settings=settings, isolate=False)
+    assert stable(other_machine) == stable(result), "settings of the machine may change"
 
 
 SMALL = replace(STUDY, rates=(), tune_by=None, seeds=1)
@@ -156,7 +159,8 @@ def test_failed_run_is_named_and_the_rest_continues(tmp_path, small_table, monke
 
 def test_changed_study_is_refused(finished) -> None:
     out = finished[0]
-    with pytest.raises(ConfigError, match=r"holds another study: 8 of its runs differ, such as class_lr0.001_seed0"):
+    message = r"holds another study: 8 of its runs differ, such as class_lr0.001_seed0 \(schedule.steps=4, not 5\)"
+    with pytest.raises(ConfigError, match=message):
         run_study(STUDY, out=out, data=DATA, settings={"steps": 5}, isolate=False)
     [claim] = STUDY.claims
     with pytest.raises(ConfigError, match="its claims differ"):
@@ -221,8 +225,10 @@ def test_run_that_needs_a_failed_one_fails_with_it(tmp_path, monkeypatch) -> Non
     assert (tmp_path / "results/mean_seed0.failed.txt").read_text() == "needs mean_lr0.001_seed0, which failed\n"
 
 
-def test_run_in_a_process_of_its_own(tmp_path) -> None:
+def test_run_in_a_process_of_its_own(tmp_path, monkeypatch) -> None:
     """With worker processes, which are forked while a thread of the run waits for the end of its parent."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "numpy.py").write_text("raise ImportError('a file of the user')")
     study = replace(SMALL, axes={"pooling": {"class": {}}}, measures=(), claims=())
     study = replace(study, figure=Figure(column="top1", lines="pooling"))
     [run] = plan_runs(study, data=DATA, settings={"data.workers": 1, "steps": 1}, quick=False)

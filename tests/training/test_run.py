@@ -421,6 +421,7 @@ def test_early_stopping_uses_the_best_weights(tmp_path) -> None:
     assert best is not None
     assert any(f"since step {best[1]}" in message for message in recorder.messages)
     assert summary is not None
+    assert summary["validation"]["val_top1"] == max(scores) > scores[-1]  # type: ignore[index]
     stored = read_tensors(tmp_path / "checkpoints" / f"step-{best[1]:08d}" / "state.safetensors")
     artifact = read_tensors(tmp_path / "model.safetensors")
     assert all(torch.equal(stored[f"model.{name}"], tensor) for name, tensor in artifact.items())

@@ -25,12 +25,13 @@ if TYPE_CHECKING:
 
 
 @public
-def study(
+def study(  # noqa: PLR0913  the options of `vitkit study`
     name: str | Path,
     *,
     out: Path | None = None,
     data: Mapping[str, Path] | None = None,
     quick: bool = False,
+    large: bool = False,
     plan: bool = False,
     jobs: int = 1,
     settings: Settings | None = None,
@@ -48,6 +49,7 @@ def study(
         out: Output directory; None is runs/NAME.
         data: Paths of the datasets by the names that the study gives them, such as upstream and downstream.
         quick: One seed, a tenth of the steps, one learning rate and fewer labels.
+        large: Add the runs of the study's large form, if it has one.
         plan: Return the runs and their cost, and start nothing.
         jobs: Runs at the same time.
         settings: Settings of every run; `data.upstream` and such are paths as in `data`.
@@ -61,10 +63,13 @@ def study(
     (40, 'planned')
     """
     check_positive("jobs", jobs)
+    if quick and large:
+        raise ConfigError("quick and large exclude each other", hint="leave out one of them")
     from vitkit.studies.registry import find_study
     from vitkit.studies.runner import plan_study, run_study
 
     chosen = find_study(os.fspath(name))
+    chosen = chosen.make_large() if large else chosen
     paths, values = split_data(data or {}, settings or {})
     extra = {"device": None if str(device) == "auto" else str(device), "workers": workers}
     values = {key: value for key, value in extra.items() if value is not None} | values

@@ -7,7 +7,7 @@ import click
 
 from vitkit.cli.console import print_json, print_sections, print_table, print_warnings, stderr_console
 from vitkit.core.config import parse_assignments
-from vitkit.core.formatting import safe_text
+from vitkit.core.formatting import format_hours, safe_text
 
 if TYPE_CHECKING:
     from vitkit.studies.runner import StudyResult
@@ -18,16 +18,24 @@ if TYPE_CHECKING:
 @click.argument("settings", nargs=-1, metavar="[SETTING=VALUE]...")
 @click.option("--out", type=click.Path(path_type=Path), help="Output directory. An interrupted study is resumed.")
 @click.option("--quick", is_flag=True, help="One seed, a tenth of the steps, one learning rate, fewer labels.")
+@click.option("--large", is_flag=True, help="Add the runs of the study's large form: a fourth budget of fig5.")
 @click.option("--plan", is_flag=True, help="Print the runs and their cost, and start nothing.")
 @click.option("--jobs", type=click.IntRange(min=1), default=1, show_default=True, help="Runs at the same time.")
 @click.option("--json", "as_json", is_flag=True, help="Print the list, the plan or the result as JSON.")
 def command(
-    name: str | None, settings: tuple[str, ...], out: Path | None, quick: bool, plan: bool, jobs: int, as_json: bool
+    name: str | None,
+    settings: tuple[str, ...],
+    out: Path | None,
+    quick: bool,
+    large: bool,
+    plan: bool,
+    jobs: int,
+    as_json: bool,
 ) -> None:
     """Reproduce an experiment of the paper: a grid of runs, claims with verdicts, and a report.
 
     Without a name, list the studies. A study resumes after an interruption, never repeats a finished run, and continues
-    past a failed one.
+    past a failed one, after which the exit code is 1.
 
     \b
     vitkit study
@@ -46,7 +54,9 @@ def command(
         return
     if out is None and not plan:
         raise click.UsageError("give --out DIR, or --plan")
-    result = vitkit.study(name, out=out, quick=quick, plan=plan, jobs=jobs, settings=parse_assignments(settings))
+    result = vitkit.study(
+        name, out=out, quick=quick, large=large, plan=plan, jobs=jobs, settings=parse_assignments(settings)
+    )
     if as_json:
         print_json(result.to_dict())
     elif plan:
@@ -54,9 +64,12 @@ def command(
             (run.name, run.status, f"{run.pflops:.4f}", f"{run.pflops / result.rate * 60:.1f}") for run in result.runs
         ]
         print_table(("run", "status", "PFLOPs", "minutes"), rows, left=(0, 1))
-        click.echo(f"{len(rows)} runs, {result.pflops:.2f} PFLOPs, about {result.hours:.1f} hours left on this machine")
+        time_left = format_hours(result.hours)
+        click.echo(f"{len(rows)} runs, {result.pflops:.2f} PFLOPs, about {time_left} left on this machine")
     else:
         print_study(result)
+    if not plan and any(run.status == "failed" for run in result.runs):
+        click.get_current_context().exit(1)
 
 
 def print_study(result: "StudyResult") -> None:

@@ -98,6 +98,15 @@ def format_duration(seconds: int | float | None) -> str:
     return f"{minutes} min {rest} s" if minutes else f"{rest} s"
 
 
+def format_hours(hours: int | float) -> str:
+    """Format an estimated duration in hours, or in minutes if it is short.
+
+    >>> format_hours(2.34), format_hours(0.2)
+    ('2.3 hours', '12 minutes')
+    """
+    return f"{hours:.1f} hours" if hours >= 1 else f"{60 * hours:.0f} minutes"
+
+
 def format_clock(seconds: int | float) -> str:
     """Format a duration as on a clock, with hours only if there are any.
 

@@ -108,7 +108,8 @@ class Dispatcher:
             log.open("wb") as errors,
             # A session of its own: Ctrl-C reaches the study alone, which then stops its runs.
             subprocess.Popen(
-                [sys.executable, "-m", "vitkit.studies.worker", str(file)],
+                # -P: Python files of the working directory do not hide modules.
+                [sys.executable, "-P", "-m", "vitkit.studies.worker", str(file)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
                 stderr=errors,

@@ -1,11 +1,21 @@
-"""Near-duplicates between pre-training images and test images, which the runs of a study leave out."""
+"""Near-duplicates between pre-training images and test images, which the runs of a study leave out.
 
+The search reads every image, so its result is kept in the user's cache, for other studies of the same files.
+"""
+
+import hashlib
+import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import numpy as np
+
+from vitkit.core.cache_dir import create_cache_dir, mark_used
 from vitkit.core.environment import usable_cores
+from vitkit.core.errors import ConfigError, DataError, summarize
 from vitkit.core.signals import StopFlag
-from vitkit.data.dataset import ImageSource
+from vitkit.data.dataset import ImageSource, fingerprint_source
+from vitkit.data.image_cache import stamp_images
 from vitkit.data.layouts.registry import open_dataset
 from vitkit.data.verify import BadFile, read_bad_files, skip_unreadable, write_bad_files
 from vitkit.data_quality.near_duplicates import ImageDescriptors, find_near_duplicates, make_thumbnails
@@ -13,7 +23,11 @@ from vitkit.evaluation.fewshot import fewshot_splits
 from vitkit.studies.study import UPSTREAM
 from vitkit.training.callbacks import Callback
 
+logger = logging.getLogger(__name__)
+
 FILE = "duplicates.csv"
+SEARCH_VERSION = 1
+"""Version of the search, to be increased if it finds other images."""
 
 
 def exclude_duplicates(
@@ -33,24 +47,73 @@ def exclude_duplicates(
 def find_duplicates(
     data: Mapping[str, str], others: Sequence[str], *, callback: Callback, stop: StopFlag
 ) -> list[BadFile]:
-    """Return the pre-training images that are near-duplicates of a test image, each once."""
+    """Return the pre-training images that show the same as a test image, each once; from the cache if they are there.
 
-    def describe(source: ImageSource, path: str) -> tuple[ImageSource, ImageDescriptors]:
-        readable, _ = skip_unreadable(source, path=path, workers=workers)
-        callback.on_task("searching copies of test images", len(readable))
+    Datasets that several names share are searched once, under the first of them.
+    """
+    splits = open_dataset(data[UPSTREAM]).splits
+    sources = {UPSTREAM: splits.get("train", next(iter(splits.values())))}
+    for name in others:
+        if data[name] not in [data[each] for each in sources]:
+            sources[name] = fewshot_splits(open_dataset(data[name]))[1]
+    file = find_cache_file(sources)
+    try:
+        if file is not None and file.exists():
+            mark_used(file)
+            return read_bad_files(file)
+    except DataError as error:
+        logger.info("searching again: %s", summarize(error))
+    bad = search_duplicates(sources, data, callback=callback, stop=stop)
+    if file is not None:
+        write_bad_files(file, bad)
+    return bad
+
+
+def find_cache_file(sources: Mapping[str, ImageSource]) -> Path | None:
+    """Return the file of the cache for these images, by the state of their files, or by the contents of arrays.
+
+    None if a file cannot be read, or if there is no cache.
+    """
+    content = hashlib.blake2b(f"{SEARCH_VERSION}".encode(), digest_size=16)
+    for name, source in sources.items():
+        stamps = stamp_images(source)
+        in_memory = np.flatnonzero(stamps.statuses[:, 0] < 0).tolist()
+        if any(source.locate(index) for index in in_memory):
+            return None
+        content.update(f"{name} {fingerprint_source(source)}".encode())
+        content.update(b"".join(stamps.keys) + stamps.statuses.tobytes())
+        content.update(b"".join(map(source.checksum, in_memory)))
+    try:
+        return create_cache_dir("images") / f"duplicates-{content.hexdigest()}.csv"
+    except (OSError, ConfigError) as error:
+        logger.info("copies of test images are not cached: %s", summarize(error))
+        return None
+
+
+def search_duplicates(
+    sources: Mapping[str, ImageSource], data: Mapping[str, str], *, callback: Callback, stop: StopFlag
+) -> list[BadFile]:
+    """Compare the images of `upstream` with those of the other sources."""
+    workers = usable_cores()
+
+    def describe(name: str) -> tuple[ImageSource, ImageDescriptors]:
+        source = sources[name]
 
         def progress(images: int) -> None:
             callback.on_progress(images)
             stop.raise_if_requested()
 
+        callback.on_task(f"verifying {name}", len(source))
+        readable, _ = skip_unreadable(source, path=data[name], workers=workers, progress=progress)
+        callback.on_task(f"searching copies of test images: {name}", len(readable))
         return readable, ImageDescriptors.from_thumbnails(make_thumbnails(readable, workers=workers, progress=progress))
 
-    workers = usable_cores()
-    splits = open_dataset(data[UPSTREAM]).splits
-    upstream, descriptors = describe(splits.get("train", next(iter(splits.values()))), data[UPSTREAM])
+    upstream, descriptors = describe(UPSTREAM)
     reasons: dict[str, str] = {}
-    for name in others:
-        test, test_descriptors = describe(fewshot_splits(open_dataset(data[name]))[1], data[name])
-        for pair in find_near_duplicates({UPSTREAM: descriptors, name: test_descriptors}):
+    for name in sources:
+        if name == UPSTREAM:
+            continue
+        test, tested = describe(name)
+        for pair in find_near_duplicates({UPSTREAM: descriptors, name: tested}):
             reasons.setdefault(upstream.name(pair.one.index), f"copy of {test.name(pair.other.index)} of {name}")
     return [BadFile(image, reason) for image, reason in sorted(reasons.items())]

@@ -33,7 +33,8 @@ STUDY = family_study(
         column="downstream_5shot", lines="family", x="budget", log_x=True, fit=True, x_label="Pre-training FLOPs"
     ),
     quick={"budget": BUDGETS},
+    large={"budget": {"1e15": {"flops": 1e15}}},
     paper_numbers={"ViT": "wins for the same compute", "hybrid": "leads at small budgets"},
     hours="5 to 12",
-    notes="The bands are 95 % intervals of the fitted curves.",
+    notes="The bands are 95 % intervals of the fitted curves. `--large` adds a budget of 1e15 FLOPs.",
 )

@@ -12,6 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_pdf import FigureCanvasPdf
 from matplotlib.figure import Figure as Drawing
 from matplotlib.lines import Line2D
+from matplotlib.ticker import FuncFormatter, LogLocator
 
 from vitkit.core.files import write_bytes, write_text
 from vitkit.report.figures import SERIES, THEME, add_axes, add_text, new_figure, save_png, save_svg
@@ -27,6 +28,7 @@ MAX_LINES = 2 * len(COLORS)
 WIDTH, LEFT, RIGHT = 720, 60, 200
 """Width of a figure, of its tick labels and of its legend, in points."""
 MIN_POINTS = 4.0
+MAX_TICKS = 12
 SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
@@ -134,15 +136,21 @@ def draw_lines(study: Study, rows: Rows) -> Drawing:
             axes.scatter(across, values, s=10, alpha=0.45, color=color, marker=marker)
         if name in fits:
             draw_fit(axes, fits[name], list(points), scale=scale, color=color)
-    ticks = sorted({x for points in lines.values() for x in points})
-    if ticks and len(ticks) <= 12:
-        axes.set_xticks(ticks, [format_tick(tick) for tick in ticks])
-        axes.minorticks_off()
-    if len(ticks) > 6 and figure.log_x:
-        axes.tick_params(axis="x", labelrotation=30)
+    set_ticks(axes, study, sorted({x for points in lines.values() for x in points}))
     axes.set_xlabel(figure.x_label, color=THEME["soft"], fontsize=11, labelpad=6)
     add_legend(axes)
     return drawing
+
+
+def set_ticks(axes: Axes, study: Study, values: Sequence[float]) -> None:
+    """Label the values of a numeric axis of the study; of a measured x, which may be many, round numbers."""
+    if values and (study.figure.x in study.all_axes or not study.figure.log_x) and len(values) <= MAX_TICKS:
+        axes.set_xticks(values, [format_tick(value) for value in values])
+        axes.minorticks_off()
+    elif study.figure.log_x:
+        axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: format_tick(value)))
+        axes.minorticks_off()
 
 
 def draw_fit(axes: Axes, law: PowerLaw, x: Sequence[float], *, scale: float, color: str) -> None:

@@ -4,11 +4,11 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from vitkit.core.formatting import MISSING, format_plural
+from vitkit.core.formatting import MISSING, format_hours, format_plural
 from vitkit.report.figures import Chart
 from vitkit.report.html import Card, Section, render_page, template_macros
 from vitkit.studies.dispatch import REPORT_SECONDS
-from vitkit.studies.figures import describe_name, draw_figure, fit_lines
+from vitkit.studies.figures import describe_name, draw_figure, fit_lines, format_tick
 from vitkit.studies.statistics import PowerLaw, estimate
 from vitkit.studies.study import SEED, Study
 
@@ -40,7 +40,9 @@ def render_study(result: "StudyResult", *, drawings: Mapping[str, Sequence[tuple
         sections.insert(2, Section("models", "Filters and positions", macros.models(charts_by_model)))
     notices, left = list(result.warnings), len(result.runs) - result.finished
     if left:
-        notices.append(f"{format_plural(left, 'run')} left, about {result.hours:.1f} hours: the same command resumes.")
+        notices.append(
+            f"{format_plural(left, 'run')} left, about {format_hours(result.hours)}: the same command resumes."
+        )
     verdicts = [
         Card(f"Claim {number}", claim.verdict, claim.text) for number, claim in enumerate(result.claims, start=1)
     ]
@@ -72,13 +74,15 @@ def average_rows(study: Study, table: Rows) -> tuple[list[str], list[list[str]]]
     groups: dict[tuple[str, ...], list[Mapping[str, object]]] = {}
     for row in table:
         groups.setdefault(tuple(str(row[axis]) for axis in axes), []).append(row)
-    rows = []
+    rows, stated = [], set[str]()
     for labels, members in groups.items():
         means = [format_mean(name, members) for name in (*numbers, *extra)]
         paper = next((study.paper_numbers[label] for label in labels if label in study.paper_numbers), MISSING)
+        paper = "" if paper in stated else paper  # a statement about several rows stands in the first
+        stated.update({paper} - {MISSING})
         seeds = str(len({row[SEED] for row in members}))
-        rows.append([*labels, seeds, *means, *([paper] if study.paper_numbers else [])])
-    heads = [*axes, "seeds", *numbers, *extra, *(["in the paper"] if study.paper_numbers else [])]
+        rows.append([*labels, seeds, *means[:1], *([paper] if study.paper_numbers else []), *means[1:]])
+    heads = [*axes, "seeds", *numbers[:1], *(["in the paper"] if study.paper_numbers else []), *numbers[1:], *extra]
     return list(map(describe_name, heads)), rows
 
 
@@ -106,12 +110,14 @@ def format_cell(column: str, value: object) -> str:
     """Format a value of the table.
 
     >>> format_cell("top1", 0.5), format_cell("flops", 3e14), format_cell("seed", 1)
-    ('50.00 %', '3e+14', '1')
+    ('50.00 %', '3·10¹⁴', '1')
     """
     if value is None:
         return MISSING
     if isinstance(value, float):
-        return f"{value * 100:.2f} %" if is_fraction(column) else f"{value:.3g}"
+        if is_fraction(column):
+            return f"{value * 100:.2f} %"
+        return format_tick(value) if column == "flops" else f"{value:.3g}"
     return str(value)
 
 

@@ -6,6 +6,7 @@ figure.png, .svg and .pdf, report.html.
 """
 
 import json
+import os
 import shlex
 import time
 from collections.abc import Mapping, Sequence
@@ -130,10 +131,18 @@ def measure_rate(runs: Sequence[StudyRun], out: Path) -> float | None:
     return pflops / hours if pflops and hours else None
 
 
-def probe_rate() -> float:
+def count_threads(*, threads: int | None, jobs: int) -> int:
+    """Return the threads that all runs compute with: as the environment or the settings limit them."""
+    cores, text = usable_cores(), os.environ.get("OMP_NUM_THREADS", "")
+    if threads is None and jobs == 1 and text.isdigit() and int(text) > 0:
+        threads = int(text)
+    return cores if threads is None else min(cores, threads * jobs)
+
+
+def probe_rate(*, threads: int | None = None, jobs: int = 1) -> float:
     """Return the PFLOPs per hour that this machine is expected to train, from a few matrix products in NumPy.
 
-    Their CPU time is measured, so that the load of the machine does not matter.
+    `threads` are those of each run. The CPU time is measured, so that the load of the machine does not matter.
     """
     side, repeats = 768, 4
     matrix = np.ones((side, side), dtype=np.float32)
@@ -142,4 +151,4 @@ def probe_rate() -> float:
     for _ in range(repeats):
         matrix @ matrix
     per_core = repeats * 2 * side**3 / max(time.process_time() - start, 1e-6)
-    return UTILIZATION * per_core * usable_cores() * 3600 / PETA
+    return UTILIZATION * per_core * count_threads(threads=threads, jobs=jobs) * 3600 / PETA

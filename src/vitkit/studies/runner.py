@@ -6,9 +6,10 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vitkit.core.config import to_mapping
+from vitkit.core.config import flatten_settings, to_mapping
 from vitkit.core.errors import ConfigError, TrainingError
 from vitkit.core.files import write_csv, write_text
+from vitkit.core.formatting import format_value
 from vitkit.core.lock import lock_directory
 from vitkit.core.result import Result
 from vitkit.core.signals import StopFlag
@@ -86,7 +87,13 @@ def plan_study(
         records = tuple(list_checkpoints(study, data)) if RUNS in data else ()
         return StudyResult(study=study, quick=quick, runs=records, rate=1.0)
     runs = plan_runs(study, data=data, settings=settings, quick=quick)
-    return summarize_runs(study, runs, out=out, quick=quick, jobs=1, rate=rate or probe_rate())
+    return summarize_runs(study, runs, out=out, quick=quick, jobs=1, rate=rate or expect_rate(runs, jobs=1))
+
+
+def expect_rate(runs: Sequence[StudyRun], *, jobs: int) -> float:
+    """Return the PFLOPs per hour that are expected before any run has finished."""
+    threads = next((run.config.parallel.threads for run in runs), None)
+    return probe_rate(threads=threads, jobs=jobs)
 
 
 def summarize_runs(
@@ -127,7 +134,7 @@ def run_study(
     with lock_directory(out):
         check_same_study(out, study, runs, data=data)
         exclude_duplicates(out, data, needed, callback=callback, stop=stop)
-        rate = probe_rate()
+        rate = expect_rate(runs, jobs=jobs)
 
         def summarize() -> StudyResult:
             return summarize_runs(study, runs, out=out, quick=quick, jobs=jobs, rate=rate)
@@ -153,11 +160,16 @@ def run_study(
 
 
 def check_same_study(out: Path, study: Study, runs: Sequence[StudyRun], *, data: Mapping[str, str]) -> None:
-    """Write the plan, or raise ConfigError if the directory holds a study with other runs, measures or claims."""
+    """Write the plan, or raise ConfigError if the directory holds a study with other runs, measures or claims.
+
+    Settings that do not decide results, such as threads and loader processes, may change.
+    """
+    from vitkit.training.run_dir import reproducibility_key  # noqa: PLC0415  plans need no torch
+
     file = out / "study.json"
     plan = {
         run.name: {"labels": dict(run.labels), "seed": run.seed, "counts": run.counts, "needs": list(run.needs)}
-        | {"config": to_mapping(run.config)}
+        | {"config": to_mapping(reproducibility_key(run.config))}
         for run in runs
     }
     content: Any = {"study": study.name, "data": dict(data), "runs": plan}
@@ -191,10 +203,23 @@ def describe_change(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     if before.get("study") != now["study"]:
         return "its name differs"
     if changed:
-        return f"{len(changed)} of its runs differ, such as {changed[0]}"
+        name = changed[0]
+        detail = f" ({describe_difference(old[name], new[name])})" if name in old and name in new else ""
+        return f"{len(changed)} of its runs differ, such as {name}{detail}"
     if before.get("claims") != now["claims"]:
         return "its claims differ, which are written before the first run"
     return "its data or measures differ"
+
+
+def describe_difference(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    """Describe the first value in which two runs differ.
+
+    >>> describe_difference({"config": {"seed": 1}}, {"config": {"seed": 2}})
+    'seed=1, not 2'
+    """
+    old, new = flatten_settings(before), flatten_settings(now)
+    key = next(key for key in old | new if old.get(key) != new.get(key))
+    return f"{key.removeprefix('config.')}={format_value(old.get(key))}, not {format_value(new.get(key))}"
 
 
 def write_outputs(

@@ -119,6 +119,7 @@ class Study:
         base: Label that belongs to every group of its axis.
         inspects: Study whose checkpoints this one looks at, without training.
         quick: Labels that a quick study keeps, by axis.
+        large: Labels that a large study adds, by axis.
         paper_numbers: The paper's own numbers by label of the figure's lines.
         hours: Designed hours on two cores.
     """
@@ -139,6 +140,7 @@ class Study:
     claims: tuple[Claim, ...] = ()
     figure: Figure
     quick: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    large: Mapping[str, Axis] = field(default_factory=dict)
     paper_numbers: Mapping[str, str] = field(default_factory=dict)
     groups: Mapping[str, str] = field(default_factory=dict)
     base: str | None = None
@@ -265,6 +267,13 @@ class Study:
         }
         quick = replace(quick, data=tuple(name for name in self.data if name not in left_out))
         return replace(quick, claims=tuple(map(quick._reduce_claim, self.claims)))
+
+    def make_large(self) -> "Study":
+        """Return the study with the labels of `large`, which take more compute."""
+        if not self.large:
+            raise ConfigError(f"{self.name} has no large form", hint="leave out --large")
+        axes = {axis: {**values, **self.large.get(axis, {})} for axis, values in self.axes.items()}
+        return replace(self, axes=axes, large={})
 
     def _reduce_claim(self, claim: Claim) -> Claim:
         """Return a claim about those of its labels that the study has, if there are enough."""

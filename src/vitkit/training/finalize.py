@@ -97,8 +97,8 @@ def finalize_run(
     builder = get_builder(config.objective)
     if context.is_trial:
         artifact_io.write_artifact(run_dir.path, bundle)
-        last = last_evaluation(metrics_log.read_metrics(run_dir.metrics))
-        trial: dict[str, object] = {"validation": finite_values(last)}
+        final = final_evaluation(config, metrics_log.read_metrics(run_dir.metrics))
+        trial: dict[str, object] = {"validation": finite_values(final)}
         write_json(run_dir.summary, trial)
         return trial
     bundle, winner = keep_best(context, bundle)
@@ -140,7 +140,7 @@ def finalize_run(
         "bad_files": data.bad,
         "evaluated_on": evaluation.split if evaluation else None,
         "result": summarize_result(evaluation.result) if evaluation else None,
-        "validation": finite_values(last_evaluation(metrics)),
+        "validation": finite_values(final_evaluation(config, metrics)),
         "compute": asdict(compute),
     } | ({"selection": tried} if tried else {})
     if evaluation:
@@ -153,10 +153,10 @@ def finalize_run(
 
 def keep_best(context: RunContext, bundle: ModelBundle) -> tuple[ModelBundle, str]:
     """Return the final model, or the best one before it if that has a better score on held-out images."""
-    last = last_evaluation(metrics_log.read_metrics(context.run_dir.metrics))
-    if context.selection is None or last is None:
+    final = final_evaluation(context.config, metrics_log.read_metrics(context.run_dir.metrics))
+    if context.selection is None or final is None:
         return bundle, "final run"
-    best, score = context.selection.best, (float(str(last["val_top1"])), -float(str(last["val_loss"])))
+    best, score = context.selection.best, (float(str(final["val_top1"])), -float(str(final["val_loss"])))
     if score >= best.score:
         return bundle, "final run"
     message = f"kept {best.name}: {best.top1:.1%} of held-out images, the final run {score[0]:.1%}"
@@ -248,7 +248,7 @@ def render_report(
             config=to_toml(config),
             curves=chart_panels(metrics, needs_labels=needs_labels),
             evaluations={evaluation.split: evaluation.result} if evaluation else {},
-            not_evaluated=explain_missing_result(config, data, last_evaluation(metrics)),
+            not_evaluated=explain_missing_result(config, data, final_evaluation(config, metrics)),
             reconstructions=run_dir.reconstructions.read_bytes() if run_dir.reconstructions.exists() else None,
             mistakes=mistake_images(evaluation, channels=config.data.channels) if evaluation else (),
             comparison=comparison_rows(config, run_dir, evaluation.result) if evaluation else (),
@@ -267,10 +267,17 @@ def render_report(
     )
 
 
-def last_evaluation(metrics: list[MetricsRecord]) -> dict[str, object] | None:
-    """Return the metrics of the last evaluation in the log."""
-    last = next((record for record in reversed(metrics) if "val_loss" in record), None)
-    return None if last is None else {key: value for key, value in last.items() if key.startswith("val_")}
+def final_evaluation(config: RunConfig, metrics: Sequence[MetricsRecord]) -> dict[str, object] | None:
+    """Return the metrics on held-out images of the weights that a run ends with, from its log.
+
+    With early stopping these are the weights of the best evaluation, else those of the last.
+    """
+    records = [record for record in metrics if "val_loss" in record]
+    if not records:
+        return None
+    stops_early = config.evaluation.patience is not None
+    final = max(records, key=metrics_log.validation_score) if stops_early else records[-1]
+    return {key: value for key, value in final.items() if key.startswith("val_")}
 
 
 def finite_values(metrics: Mapping[str, object] | None) -> dict[str, object] | None:

@@ -6,7 +6,7 @@ import math
 import re
 import tarfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,6 +28,12 @@ PYTHON = re.compile(r"data_batch_\d+|test_batch|batches\.meta|train|test|meta")
 BINARY = re.compile(r"(data_batch_\d+|test_batch|train|test)\.bin|batches\.meta\.txt|fine_label_names\.txt")
 FOLDERS = ("cifar-10-batches-py", "cifar-10-batches-bin", "cifar-100-python", "cifar-100-binary")
 ARCHIVES = ("cifar-10-python.tar.gz", "cifar-10-binary.tar.gz", "cifar-100-python.tar.gz", "cifar-100-binary.tar.gz")
+
+PUBLISHED = (
+    dict.fromkeys([*(f"data_batch_{number}" for number in range(1, 6)), "test_batch"], 10_000),
+    {"train": 50_000, "test": 10_000},
+)
+"""Images of each file of CIFAR-10 and of CIFAR-100."""
 
 # Names that the pickles refer to
 ENCODE = "_codecs encode"
@@ -83,6 +89,7 @@ def open_cifar(path: Path) -> Dataset:
             batches[name] = _read_python(content, where=where)
     if not batches:
         raise DataError(f"{root} has none of CIFAR's files", expected="data_batch_1 or train, or these with .bin")
+    check_complete({name: len(labels) for name, (_, labels) in batches.items()}, where=str(root))
     fine = "train" in batches or "test" in batches
     splits: dict[str, list[str]] = {}
     for name in sorted(batches):
@@ -98,6 +105,16 @@ def open_cifar(path: Path) -> Dataset:
             for split, parts in splits.items()
         },
     )
+
+
+def check_complete(sizes: Mapping[str, int], *, where: str) -> None:
+    """Raise DataError if one file has as many images as in the published dataset, and another is short or missing."""
+    for published in PUBLISHED:
+        is_full = {name: sizes.get(name) == size for name, size in published.items()}
+        if any(is_full.values()) and (short := [name for name in published if not is_full[name]]):
+            actual = ", ".join(f"{sizes[name]:,} in {name}" if name in sizes else f"no {name}" for name in short)
+            expected = f"{published[short[0]]:,} images in {short[0]}"
+            raise DataError(f"{where} is incomplete", expected=expected, got=actual, hint="download the dataset again")
 
 
 class BoundedReader(io.BufferedIOBase):

@@ -124,7 +124,7 @@ def test_renamed_checkpoint_is_skipped_and_named(two) -> None:
     loaded = two.load_newest()
     assert loaded is not None
     assert loaded.step == loaded.progress.step == 2
-    assert loaded.damaged == (f"{two.path(9)}: its state is of step 4, not 9",)
+    assert loaded.damaged == (f"{two.path(9)}: its state is of step 4, not of that in its name",)
 
 
 def test_all_damaged_checkpoints_are_named(two) -> None:

@@ -54,6 +54,8 @@ def find_checkpoints(path: Path) -> list[Path]:
 
 def read_progress(checkpoint: Path) -> Mapping[str, object]:
     """Return the counters of an intact checkpoint; one that is damaged or has the name of another step is an error."""
+    if (checkpoint / TENSORS).is_file():
+        artifact_io.check_layout(checkpoint / TENSORS)  # before it is hashed: a sparse file may have any size
     artifact_io.check_checksums(checkpoint, (TENSORS, PROGRESS))
     counters = read_json(checkpoint / PROGRESS)
     step = counters.get("step")

@@ -120,12 +120,14 @@ def test_single_split_is_searched_within(shell: Shell, tmp_path: Path) -> None:
     assert "With different labels: 1" in page
 
 
-def test_bad_files_are_skipped(shell: Shell, tmp_path: Path) -> None:
+def test_bad_files_are_skipped_and_others_named(shell: Shell, tmp_path: Path) -> None:
     photos(tmp_path / "own", each=3)
     (tmp_path / "own" / "cat" / "gone.png").write_bytes(b"")
+    (tmp_path / "own" / "cat" / "drawing.svg").write_bytes(b"<svg/>")
     result = shell("data", "quality", "own", "--out", "out", "--workers", "0", "--json")
     assert result.json["bad"] == [{"file": "cat/gone.png", "reason": "the file is empty", "split": "all"}]
     assert "skipped cat/gone.png" in result.stderr
+    assert "(1 .svg): cat/drawing.svg" in result.stderr
 
 
 def test_hostile_names_are_escaped(shell: Shell, tmp_path: Path) -> None:

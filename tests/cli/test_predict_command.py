@@ -129,6 +129,18 @@ def test_left_out_files_are_reported(shell: Shell, tmp_path: Path) -> None:
     assert "1 .svg" in shell("predict", "run", "photos", "--out", "p.csv").stderr
 
 
+@pytest.mark.parametrize("name", ["notes.csv", "broken.tar", "broken.npz"])
+def test_file_that_cannot_be_opened_does_not_stop_the_others(shell: Shell, tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_bytes(b"a,b\n1,2\n")
+    result = shell("predict", "run", "photos/cat/01.png", name, "--workers", "0", "--json")
+    assert result.code == 0
+    first, second = lines(result.out)
+    assert "predictions" in first
+    assert second["file"] == name
+    assert second["error"]
+    assert shell("predict", "run", name).code == 1
+
+
 @pytest.mark.parametrize("signal_name", ["SIGTERM", "SIGINT"])
 def test_interrupted_command_resumes(
     shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, signal_name: str

@@ -223,3 +223,10 @@ def test_huge_tar_label_is_out_of_range(tmp_path: Path) -> None:
     write(tmp_path / "a.tar", tar_bytes({"1.png": image, "1.json": json.dumps({"label": 10**30}).encode()}))
     with pytest.raises(DataError, match="label out of range"):
         open_dataset(tmp_path)
+
+
+def test_images_next_to_archives_are_left_out(tmp_path: Path) -> None:
+    webdataset_cls(tmp_path)
+    write(tmp_path / "loose.jpg", samples()[0].png)
+    assert open_dataset(tmp_path).left_out == ("loose.jpg",)
+    assert open_dataset(tmp_path / "train-000000.tar").left_out == ()

@@ -194,3 +194,18 @@ def test_embedded_digits_are_complete() -> None:
     assert (content.dtype, content.shape[1:], content.min(), content.max()) == (np.uint8, (8, 8), 0, 255)
     shares = np.bincount(test.labels) / (np.bincount(test.labels) + np.bincount(train.labels))
     np.testing.assert_allclose(shares, 0.2, atol=0.005)  # whole images of about 180
+
+
+@pytest.mark.parametrize(
+    ("images", "message"),
+    [
+        (np.array([{}, {}], dtype=object), "contains objects"),
+        (np.zeros(2, dtype=[(f"{number:01000}", "u1") for number in range(20)]), "header is too large"),
+    ],
+    ids=["objects", "large header"],
+)
+def test_errors_of_npz_do_not_advise_to_allow_pickles(tmp_path: Path, images: np.ndarray, message: str) -> None:
+    np.savez(tmp_path / "a.npz", images=images, labels=np.zeros(2, np.int64))
+    with pytest.raises(DataError, match=message) as caught:
+        open_dataset(tmp_path)
+    assert "allow_pickle" not in str(caught.value)

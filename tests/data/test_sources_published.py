@@ -134,8 +134,16 @@ def test_imagenet_val_folders_need_no_list(tmp_path: Path) -> None:
         for name in CLASSES:
             write(tmp_path / split / name / "1.JPEG", name)
     write(tmp_path / "test" / "ILSVRC2012_test_00000001.JPEG", "without a label")
+    write(tmp_path / "train" / CLASSES[0] / "1.svg", "<svg/>")
+    write(tmp_path / "train" / "loose.JPEG", "in no class")
+    (tmp_path / "val" / "n09999999").mkdir()
     data = open_dataset(tmp_path)
-    assert data.left_out == ("test/ILSVRC2012_test_00000001.JPEG",)
+    assert sorted(data.left_out) == [
+        "test/ILSVRC2012_test_00000001.JPEG",
+        "train/loose.JPEG",
+        f"train/{CLASSES[0]}/1.svg",
+        "val/n09999999/",
+    ]
     assert detect_layout(tmp_path) == "imagenet"
     assert data.splits["val"].labels.tolist() == [0, 1, 2]
 
@@ -214,12 +222,14 @@ def test_layout_is_added_through_the_registry(tmp_path: Path, monkeypatch: pytes
 def test_tiny_imagenet_has_the_names_of_words_txt(tmp_path: Path) -> None:
     words = dict.fromkeys(CLASSES[:2], "crane, a crane") | {CLASSES[2]: "goldfish, Carassius auratus"}
     tiny_imagenet(tmp_path)
+    write(tmp_path / "train" / "other" / "1.JPEG", "in no class")
+    write(tmp_path / "train" / CLASSES[0] / "1.svg", "<svg/>")
     write(tmp_path / "words.txt", "".join(f"{synset}\t{name}\n" for synset, name in words.items()))
     data = open_dataset(tmp_path)
     assert data.layout == "Tiny-ImageNet"
     assert data.classes == (f"crane ({CLASSES[0]})", f"crane ({CLASSES[1]})", "goldfish")
     assert list(data.splits) == ["train", "val"]
-    assert data.left_out == ("test/images/test_0.JPEG",)
+    assert data.left_out == ("test/images/test_0.JPEG", f"train/{CLASSES[0]}/1.svg", "train/other/1.JPEG")
     (tmp_path / "val/images/new.JPEG").write_bytes(b"")
     with pytest.raises(DataError, match=r"val_annotations.txt has no line for val/images/new.JPEG"):
         open_dataset(tmp_path)

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 import vitkit
-from vitkit.core.errors import ConfigError, DataError
+from vitkit.core.errors import ConfigError, DataError, TrainingError
+from vitkit.core.lock import lock_directory
 from vitkit.core.signals import StopFlag
 from vitkit.data.layouts.registry import open_dataset
 from vitkit.training.auto import AutoRun, run_within_budget
@@ -124,6 +125,17 @@ def test_other_request_in_the_same_directory_is_refused(weights, tmp_path):
     start(weights, tmp_path / "run", minutes=0.3)
     with pytest.raises(ConfigError, match=r"holds a run with minutes=0\.3, not 0\.5"):
         start(weights, tmp_path / "run")
+
+
+def test_process_that_is_refused_removes_no_files(weights, tmp_path, monkeypatch):
+    path = tmp_path / "run"
+    path.mkdir()
+    with lock_directory(path):
+        (path / "trials.json").write_text("{}")
+        monkeypatch.setattr("vitkit.training.auto.read_state", lambda _: None)  # both started at the same time
+        with pytest.raises(TrainingError, match="run is in use by process"):
+            start(weights, path)
+        assert (path / "trials.json").exists()
 
 
 def test_interrupted_trials_keep_the_best_model_and_are_not_repeated(weights, tmp_path):

@@ -10,6 +10,7 @@ from vitkit.core.errors import TrainingError, WeightsError
 from vitkit.training.checkpoint import PROGRESS_FILE, TENSORS_FILE, Checkpoints, Progress, TrainState
 from vitkit.training.config import OptimizerConfig
 from vitkit.training.optim import EMA, build_optimizer, set_learning_rate, trainable_parameters
+from vitkit.weights import artifact as artifact_io
 
 
 def make_state(*, name: str = "adam", ema_decay: float | None = 0.9, seed: int = 0) -> tuple[nn.Module, TrainState]:
@@ -124,7 +125,17 @@ def test_renamed_checkpoint_is_skipped_and_named(two) -> None:
     loaded = two.load_newest()
     assert loaded is not None
     assert loaded.step == loaded.progress.step == 2
-    assert loaded.damaged == (f"{two.path(9)}: its state is of step 4, not 9",)
+    assert loaded.damaged == (f"{two.path(9)}: its state is of step 4, not of that in its name",)
+
+
+def test_large_sparse_checkpoint_is_not_hashed(two, monkeypatch) -> None:
+    with (two.path(4) / TENSORS_FILE).open("r+b") as file:
+        file.truncate(1 << 32)
+    sha256 = artifact_io.sha256
+    monkeypatch.setattr(
+        artifact_io, "sha256", lambda path: sha256(path) if path.parent != two.path(4) else pytest.fail("it is hashed")
+    )
+    assert_falls_back(two, TENSORS_FILE)
 
 
 def test_all_damaged_checkpoints_are_named(two) -> None:

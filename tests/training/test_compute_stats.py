@@ -1,5 +1,6 @@
 """Compute statistics of a run, compared with values computed by hand and with torch's FLOP counter."""
 
+import itertools
 import shlex
 
 import pytest
@@ -10,14 +11,16 @@ from torch.utils.flop_counter import FlopCounterMode
 from vitkit.core.config import parse_assignments
 from vitkit.model.pretraining_config import MAEConfig, MaskedConfig
 from vitkit.objectives.config import ObjectiveConfig, get_builder
-from vitkit.training.config import DataConfig, ModelChoice, RunConfig
+from vitkit.training import finalize
+from vitkit.training.config import DataConfig, ModelChoice, ParallelConfig, RunConfig
+from vitkit.training.distributed import Ranks
 from vitkit.training.finalize import (
     ComputeStats,
     compute_rows,
     measure_compute,
-    measure_peak_flops,
     next_steps,
     suggest_pretrained,
+    time_products,
 )
 from vitkit.training.run_dir import RunDir
 from vitkit.zoo.registry import configure, create
@@ -30,15 +33,18 @@ SPEED = [
 ]
 
 
-def measure(*, images_seen: int = 1, speed: list[dict[str, float]] = SPEED, ranks: int = 1) -> ComputeStats:
+def measure(
+    *, images_seen: int = 1, speed: list[dict[str, float]] = SPEED, ranks: int = 1, peak: float = 1e15
+) -> ComputeStats:
     flops = get_builder(ObjectiveConfig()).forward_flops(CONFIG)
     return measure_compute(
         parameters=7,
         images_seen=images_seen,
         forward_flops=flops,
         speed=speed,
-        device=torch.device("cpu"),
-        ranks=ranks,
+        peak=peak,
+        precision="bf16",
+        ranks=Ranks(device=torch.device("cpu"), world_size=ranks),
     )
 
 
@@ -56,11 +62,11 @@ def test_compute_stats_match_hand_computed_values():
     assert stats.flops_per_second == 100.0 * stats.flops_per_image
     assert stats.utilization == pytest.approx(stats.flops_per_second / stats.peak_flops_per_second)
     assert (stats.parameters, stats.ranks, stats.device) == (7, 2, "cpu")
+    assert "Peak, bf16 matrix products" in dict(compute_rows(stats))
 
 
-def test_peak_counts_every_rank(monkeypatch):
-    monkeypatch.setattr("vitkit.training.finalize.measure_peak_flops", lambda device: 1e9)
-    one, two = (measure(ranks=ranks) for ranks in (1, 2))
+def test_peak_counts_every_rank():
+    one, two = (measure(ranks=ranks, peak=1e9) for ranks in (1, 2))
     assert one.peak_flops_per_second == 1e9
     assert two.peak_flops_per_second == 2e9
 
@@ -72,7 +78,34 @@ def test_run_without_speed_log_has_no_speed():
 
 
 def test_measured_peak_is_plausible():
-    assert 1e8 < measure_peak_flops(torch.device("cpu"), side=256, repeats=3) < 1e15
+    assert 1e8 < time_products(torch.device("cpu"), side=256, repeats=3) < 1e15
+
+
+@pytest.mark.parametrize(("busy", "expected"), [(0.25, 4.0), (0.0, 1.0), (3.0, 1.0)])
+def test_peak_counts_only_time_in_which_threads_compute(monkeypatch, busy, expected):
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    wall, cpu = itertools.count(0.0, 1.0), itertools.count(0.0, 2 * busy)
+    rate = time_products(
+        torch.device("cpu"), side=2, repeats=3, wall_clock=lambda: next(wall), cpu_clock=lambda: next(cpu)
+    )
+    assert rate == 16 * expected
+
+
+@pytest.mark.parametrize(
+    ("precision", "device", "dtypes"),
+    [
+        ("fp32", "cpu", [torch.float32]),
+        ("bf16", "cpu", [torch.float32, torch.bfloat16]),
+        ("fp16", "cpu", [torch.float32]),
+        ("fp16", "meta", [torch.float32, torch.float16]),
+    ],
+)
+def test_peak_is_of_the_precision_of_the_run(monkeypatch, precision, device, dtypes):
+    timed = []
+    monkeypatch.setattr(finalize, "time_products", lambda device, *, dtype, side: timed.append(dtype) or len(timed))
+    config = RunConfig(parallel=ParallelConfig(precision=precision))
+    assert finalize.measure_peak_flops(config, Ranks(device=torch.device(device))) == len(dtypes)
+    assert timed == dtypes
 
 
 @pytest.mark.parametrize(
@@ -102,9 +135,8 @@ def test_pretraining_flops_match_torch(objective, settings):
     assert builder.forward_flops(config) == counter.get_total_flops()
 
 
-def test_utilization_above_the_peak_is_left_out(monkeypatch):
-    monkeypatch.setattr("vitkit.training.finalize.measure_peak_flops", lambda device: 1.0)
-    stats = measure()
+def test_utilization_above_the_peak_is_left_out():
+    stats = measure(peak=1.0)
     assert stats.utilization is None
     assert "Utilization" not in dict(compute_rows(stats))
     assert "Images per second" in dict(compute_rows(stats))

@@ -384,3 +384,14 @@ def test_large_sparse_weights_are_not_hashed(tmp_path, monkeypatch, has_header) 
     monkeypatch.setattr(artifact_io, "sha256", lambda path: pytest.fail(f"{path} is hashed"))
     with pytest.raises(WeightsError, match=r"model\.safetensors: damaged"):
         artifact_io.read_artifact(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["config.json", "preprocessor_config.json", "labels.json", "reference.json"])
+def test_large_sparse_json_is_not_hashed(tmp_path, monkeypatch, name) -> None:
+    artifact_io.write_artifact(tmp_path, make_bundle(vit()))
+    with (tmp_path / name).open("r+b") as file:
+        file.truncate(1 << 32)
+    sha256 = artifact_io.sha256
+    monkeypatch.setattr(artifact_io, "sha256", lambda path: sha256(path) if path.name != name else pytest.fail(name))
+    with pytest.raises(WeightsError, match=f"{name}: damaged: too large"):
+        artifact_io.read_artifact(tmp_path)

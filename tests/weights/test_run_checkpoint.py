@@ -78,8 +78,12 @@ def test_best_evaluated_checkpoint_is_used(tmp_path: Path) -> None:
     best = max(scores, key=lambda step: (scores[step], -step))
     expected = f"step-{best:08d}"
     assert vitkit.describe_weights(run).notes == (f"the run is not finished: its model at {expected}",)
+    others = [path for path in (run / "checkpoints").glob("step-*") if path.name != expected]
+    (run / "checkpoints" / expected).rename(run / "checkpoints" / "step-00000008")
+    newest = max(path.name for path in others)
+    assert vitkit.describe_weights(run).notes == (f"the run is not finished: its model at {newest}",)
+    (run / "checkpoints" / "step-00000008").rename(run / "checkpoints" / expected)
     (run / "checkpoints" / expected / "state.safetensors").write_bytes(b"damaged")
-    newest = max(path.name for path in (run / "checkpoints").glob("step-*") if path.name != expected)
     assert vitkit.describe_weights(run).notes == (f"the run is not finished: its model at {newest}",)
     (run / "model.json").write_text("{}")
     with pytest.raises(WeightsError, match=r"model.json: not the model of a run"):

@@ -202,3 +202,14 @@ def format_global(name: str) -> str:
     'os.system'
     """
     return name.replace(" ", ".")[:80]
+
+
+def describe_array_error(error: Exception) -> str:
+    """Describe an error of NumPy while reading arrays. Some of its messages advise to allow pickles, which run code.
+
+    >>> describe_array_error(ValueError("Object arrays cannot be loaded when allow_pickle=False"))
+    'it contains objects, or is not an array'
+    """
+    if "max_header_size" in str(error):
+        return "its header is too large"
+    return "it contains objects, or is not an array" if "pickle" in str(error) else str(error)

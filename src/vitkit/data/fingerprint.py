@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from vitkit.core.errors import DataError
 from vitkit.core.files import write_bytes
 from vitkit.core.formatting import format_plural
+from vitkit.core.pickles import describe_array_error
 from vitkit.data.dataset import ImageSource, Subset
 from vitkit.data.image_cache import DIGEST_BYTES, ImageCache, ImageRecord, open_image_cache, stamp_images
 from vitkit.data.layouts.files import shorten_list
@@ -66,7 +67,9 @@ class Fingerprint:
         except FileNotFoundError:
             raise
         except Exception as error:  # a damaged archive raises errors of zipfile, zlib, numpy and more
-            raise DataError(f"{path}: damaged: {error}", hint="delete the file and run again") from error
+            raise DataError(
+                f"{path}: damaged: {describe_array_error(error)}", hint="delete the file and run again"
+            ) from error
         return cls(
             names=names,
             classes=classes,

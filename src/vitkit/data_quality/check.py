@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,6 +11,7 @@ import torch
 from vitkit.core.result import Result, draw
 from vitkit.core.signals import ProgressFunction, ignore_progress, start_task
 from vitkit.data.dataset import UNLABELED, Dataset, ImageSource
+from vitkit.data.layouts.files import list_left_out
 from vitkit.data.loader import CPU
 from vitkit.data.verify import BadFile, skip_unreadable
 from vitkit.data_quality.label_errors import MIN_SCORE, REPORTED_NEIGHBORS, LabelIssue, find_label_issues
@@ -147,7 +148,7 @@ def find_quality_issues(
     progress: ProgressFunction = ignore_progress,
 ) -> DataQualityReport:
     """Find near-duplicates and, with a model, wrong labels; `within_splits` is implied by a single split."""
-    warnings: list[str] = []
+    warnings = list_left_out(dataset.left_out)
     within_splits = within_splits or len(dataset.splits) == 1  # nothing else to compare
     splits: dict[str, ImageSource] = {}
     bad: list[tuple[str, BadFile]] = []
@@ -161,7 +162,7 @@ def find_quality_issues(
             warn=warnings.append,
         )
         bad += [(name, file) for file in files]
-    dataset = Dataset(dataset.path, splits)
+    dataset = replace(dataset, splits=splits)
     descriptors: dict[str, ImageDescriptors] = {}
     for name, source in splits.items():
         advance = start_task(progress, "reading images", len(source))

@@ -110,8 +110,8 @@ def describe_data(data: DataSource) -> str:
 def open_images(images: Sequence[ImageLike]) -> ImageSource:
     """Open images in any form, in their order and sorted by name inside each directory or archive. Labels are ignored.
 
-    A file of another kind is an unreadable image, and so is a path that does not exist, unless there are only such
-    paths. Files of other kinds in a directory are in `left_out`.
+    Among several images, a file of another kind is an unreadable image, and so is a damaged archive, and a path that
+    does not exist, unless there are only such paths. Files of other kinds in a directory are in `left_out`.
 
     >>> open_images(["digits"]).name(0)
     'digits/000002'
@@ -126,7 +126,7 @@ def open_images(images: Sequence[ImageLike]) -> ImageSource:
         elif missing[index] and not all(missing):
             sources.append(ImageFiles([os.fspath(image)]))
         else:
-            sources += _open_path(os.fspath(image))
+            sources += _open_or_hold(os.fspath(image)) if len(images) > 1 else _open_path(os.fspath(image))
     if not sources or not sum(map(len, sources)):
         left_out = list_left_out([name for source in sources for name in source.left_out])
         got = left_out[0] if left_out else ", ".join(map(str, images))[:200] or "no path"
@@ -161,11 +161,24 @@ def _hold_image(image: object, *, name: str) -> MemoryImages:
     if isinstance(image, np.ndarray) and image.dtype != np.uint8:
         raise InputError(f"{name}: pixels are 8-bit", expected="uint8, 0…255", got=str(image.dtype))
     try:
-        stored: object = store_image(image)
+        return _hold(store_image(image), name=name)  # type: ignore[arg-type]  # not a path
     except DataError as error:
-        stored = error
+        return _hold(error, name=name)
+
+
+def _hold(image: StoredImage | DataError, *, name: str) -> MemoryImages:
     labels = np.full(1, UNLABELED, dtype=np.int64)
-    return MemoryImages([stored], layout="images in memory", classes=(), labels=labels, names=[name])  # type: ignore[list-item]
+    return MemoryImages([image], layout="images in memory", classes=(), labels=labels, names=[name])
+
+
+def _open_or_hold(name: str) -> list[ImageSource]:
+    """Open a path; a file that cannot be opened becomes an image that cannot be read."""
+    try:
+        return _open_path(name)
+    except DataError as error:
+        if not Path(name).is_file():
+            raise
+        return [_hold(DataError(error.message.removeprefix(f"{name} ")), name=name)]
 
 
 def _open_path(name: str) -> list[ImageSource]:

@@ -26,6 +26,7 @@ from vitkit.training.auto_state import (
     check_same_request,
     keep_better_checkpoint,
     read_state,
+    remove_empty,
     remove_unstarted,
     write_state,
 )
@@ -94,8 +95,11 @@ def run_within_budget(
         except StopRequested:
             return RunResult(run_dir, None)
         except Exception:
-            if ranks.is_main and state is None and not any((run_dir.path / AUTO_DIR).glob("*/metrics.jsonl")):
-                remove_unstarted(run_dir, new_dirs)
+            is_new = state is None and not any((run_dir.path / AUTO_DIR).glob("*/metrics.jsonl"))
+            if ranks.is_main and is_new:
+                if auto.owns_files:
+                    remove_unstarted(run_dir)
+                remove_empty(new_dirs)
             raise
 
 
@@ -114,6 +118,8 @@ class AutoRun:
     callback: Callback
     stop: StopFlag
     dataset: Dataset | None
+    owns_files: bool = False
+    """Whether this process has held the lock of the directory and written the first file."""
 
     def run(self, state: AutoState, decisions: Sequence[str]) -> RunResult:
         """Probe, try, and train; a run whose settings are fixed already only trains."""
@@ -124,6 +130,7 @@ class AutoRun:
         self.run_dir.create()
         with lock_directory(self.run_dir.path) if self.ranks.is_main else nullcontext():
             run_on_main(self.ranks, lambda _: write_state(self.run_dir, state))
+            self.owns_files = True
             dataset = self.dataset or open_dataset(self.request.tuned.data.path, layout=self.request.tuned.data.layout)
             tuned, scratch = self.fix_data(dataset)
             data = open_run_data(self.context(tuned, dataset))

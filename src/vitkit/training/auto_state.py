@@ -9,8 +9,9 @@ from pathlib import Path
 
 from vitkit.core import metrics_log
 from vitkit.core.config import flatten_settings, to_mapping
-from vitkit.core.errors import ConfigError
+from vitkit.core.errors import ConfigError, TrainingError
 from vitkit.core.files import write_bytes, write_text
+from vitkit.core.lock import lock_directory
 from vitkit.training.budget import SCRATCH, TrialPlan, TrialRecord
 from vitkit.training.config import RunConfig
 from vitkit.training.run_dir import AUTO_DIR, FINGERPRINT_PREFIX, RunDir
@@ -98,21 +99,24 @@ def check_same_request(run_dir: RunDir, state: AutoState | None, request: AutoRe
             raise ConfigError(f"{run_dir.path} holds a run with {name}={old.get(key)}, not {new.get(key)}", hint=hint)
 
 
-def remove_unstarted(run_dir: RunDir, new_dirs: Sequence[Path]) -> None:
-    """Remove what a run with a time budget has written before its first trial."""
-    for name in (AUTO_DIR, PROBE):
-        shutil.rmtree(run_dir.path / name, ignore_errors=True)
-    for file in (
-        *(run_dir.path / name for name in ALL_FILES),
-        run_dir.data,
-        run_dir.bad_files,
-        run_dir.trials,
-        *run_dir.path.glob(f"{FINGERPRINT_PREFIX}*.npz"),
-    ):
-        file.unlink(missing_ok=True)
-    for file in run_dir.path.glob(".lock*"):
-        file.unlink(missing_ok=True)
-    for path in new_dirs:
+def remove_unstarted(run_dir: RunDir) -> None:
+    """Remove what a run has written before its first trial, unless another process has begun to use the directory."""
+    with suppress(TrainingError), lock_directory(run_dir.path):
+        for name in (AUTO_DIR, PROBE):
+            shutil.rmtree(run_dir.path / name, ignore_errors=True)
+        for file in (
+            *(run_dir.path / name for name in ALL_FILES),
+            run_dir.data,
+            run_dir.bad_files,
+            run_dir.trials,
+            *run_dir.path.glob(f"{FINGERPRINT_PREFIX}*.npz"),
+        ):
+            file.unlink(missing_ok=True)
+
+
+def remove_empty(directories: Sequence[Path]) -> None:
+    """Remove the directories that are empty."""
+    for path in directories:
         with suppress(OSError):  # not empty: something else uses it
             path.rmdir()
 

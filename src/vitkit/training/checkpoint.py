@@ -23,9 +23,10 @@ from vitkit.core.files import commit_directory, remove_temporary_files
 from vitkit.core.shapes import Tensor
 from vitkit.training.distributed import distribute_like, gather_full
 from vitkit.training.optim import EMA
-from vitkit.weights.artifact import check_checksums, read_json, read_tensors, write_checksums, write_json
+from vitkit.weights.artifact import read_tensors, write_checksums, write_json
 from vitkit.weights.run_checkpoint import PROGRESS as PROGRESS_FILE
 from vitkit.weights.run_checkpoint import TENSORS as TENSORS_FILE
+from vitkit.weights.run_checkpoint import read_progress
 
 SCALER_STATE = ("scale", "_growth_tracker")
 """What changes in the state of a GradScaler."""
@@ -159,11 +160,8 @@ class Checkpoints:
     def load(self, step: int) -> LoadedCheckpoint:
         """Load the checkpoint of a step."""
         path = self.path(step)
-        check_checksums(path, (TENSORS_FILE, PROGRESS_FILE))
-        counters = read_json(path / PROGRESS_FILE)
+        counters = read_progress(path)
         progress = Progress(**{key: int(str(counters[key])) for key in vars(Progress())})
-        if progress.step != step:
-            raise WeightsError(f"{path}: its state is of step {progress.step}, not {step}")
         return LoadedCheckpoint(step, read_tensors(path / TENSORS_FILE), progress, ())
 
     def load_newest(self) -> LoadedCheckpoint | None:

@@ -27,6 +27,7 @@ from vitkit.data.decode import decode
 from vitkit.evaluation.evaluation import EvaluationResult
 from vitkit.evaluation.metrics import Calibration, ClassMetrics, Confusion
 from vitkit.evaluation.protocols import PreparedData, evaluate_protocol
+from vitkit.inference.engine import TRAINING_DTYPES
 from vitkit.objectives.config import get_builder
 from vitkit.report.charts import Panel, Series
 from vitkit.report.html import thumbnail
@@ -34,6 +35,8 @@ from vitkit.report.run import ComparisonRow, MistakeExample, ReportData, RunRepo
 from vitkit.training.budget import advise
 from vitkit.training.config import RunConfig
 from vitkit.training.data import RunData
+from vitkit.training.distributed import Ranks
+from vitkit.training.fit import tf32_products
 from vitkit.training.run_dir import RunContext, RunDir
 from vitkit.weights import artifact as artifact_io
 from vitkit.weights.artifact import write_json
@@ -52,7 +55,8 @@ POOR_TOP1 = 0.7
 class ComputeStats:
     """Compute of a run. FLOPs are 2 × multiply-adds; `utilization` is the fraction of the measured peak.
 
-    It is None if the run was faster than the peak, which then was measured on a busy machine or in another precision.
+    The peak is that of matrix products in the precision of the run. Should the run have been faster, `utilization` is
+    None.
 
     `seconds` is the time of the training steps, without evaluation, saving and pauses.
     """
@@ -66,6 +70,7 @@ class ComputeStats:
     data_wait: float | None
     flops_per_second: float | None
     peak_flops_per_second: float
+    precision: str
     utilization: float | None
     device: str
     ranks: int
@@ -123,8 +128,9 @@ def finalize_run(
         images_seen=max((int(str(record["step"])) for record in metrics), default=0) * config.schedule.batch_size,
         forward_flops=builder.forward_flops(bundle.config),
         speed=metrics_log.read_metrics(run_dir.speed),
-        device=ranks.device,
-        ranks=ranks.world_size,
+        peak=measure_peak_flops(config, ranks),
+        precision=config.parallel.precision,
+        ranks=ranks,
     )
     for other in config.report.compare_with:
         if RunDir(Path(other)).read_summary() is None:
@@ -383,7 +389,10 @@ def compute_rows(compute: ComputeStats) -> tuple[tuple[str, str], ...]:
     if compute.utilization is not None:
         rows += [
             ("Utilization", f"{compute.utilization:.0%} of the peak"),
-            ("Peak, float32 matrix products", f"{compute.peak_flops_per_second / 1e9:,.0f} GFLOP/s measured"),
+            (
+                f"Peak, {compute.precision} matrix products",
+                f"{compute.peak_flops_per_second / 1e9:,.0f} GFLOP/s measured",
+            ),
         ]
     if compute.data_wait is not None:
         rows.append(("Time spent waiting for images", f"{compute.data_wait:.1%}"))
@@ -430,15 +439,16 @@ def measure_compute(
     images_seen: int,
     forward_flops: int,
     speed: Sequence[MetricsRecord],
-    device: torch.device,
-    ranks: int,
+    peak: float,
+    precision: str,
+    ranks: Ranks,
 ) -> ComputeStats:
-    """Summarize the compute of a run from its speed log and the FLOPs of a forward pass of one image."""
+    """Summarize the compute of a run from its speed log, the FLOPs of one image and the peak of a rank."""
     flops = TRAINING_FACTOR * forward_flops
     rates = [value for record in speed if isinstance(value := record.get("images_per_second"), float)]
     waits = [value for record in speed if isinstance(value := record.get("data_wait"), float)]
     rate = median(rates) if rates else None
-    peak = measure_peak_flops(device) * ranks
+    peak *= ranks.world_size
     utilization = rate * flops / peak if rate else None
     return ComputeStats(
         parameters=parameters,
@@ -450,20 +460,42 @@ def measure_compute(
         data_wait=mean(waits) if waits else None,
         flops_per_second=rate * flops if rate else None,
         peak_flops_per_second=peak,
+        precision=precision,
         utilization=utilization if utilization is not None and utilization <= 1 else None,
-        device=str(device),
-        ranks=ranks,
+        device=str(ranks.device),
+        ranks=ranks.world_size,
         threads=torch.get_num_threads(),
     )
 
 
+def measure_peak_flops(config: RunConfig, ranks: Ranks) -> float:
+    """Measure the peak rate of matrix products on the device of this rank, in the precision of the run or in fp32."""
+    is_cpu = ranks.device.type == "cpu"
+    half = TRAINING_DTYPES[config.parallel.precision]
+    dtypes = (torch.float32, *([half] if half and not (is_cpu and half == torch.float16) else []))
+    with tf32_products(config, ranks):
+        return max(time_products(ranks.device, dtype=dtype, side=1024 if is_cpu else 8192) for dtype in dtypes)
+
+
 @torch.no_grad()
-def measure_peak_flops(device: torch.device, *, side: int = 1024, repeats: int = 5) -> float:
-    """Measure the peak rate of float32 matrix multiplication."""
-    left, right = (torch.ones(side, side, device=device) for _ in range(2))
-    best = float("inf")
+def time_products(
+    device: torch.device,
+    *,
+    dtype: torch.dtype = torch.float32,
+    side: int = 1024,
+    repeats: int = 5,
+    wall_clock: Callable[[], float] = time.perf_counter,
+    cpu_clock: Callable[[], float] = time.process_time,
+) -> float:
+    """Return the best rate of products of square matrices, in FLOPs per second.
+
+    On a CPU, only the time counts in which the threads computed. The rate is therefore a bound on a busy machine, too.
+    """
+    left, right = (torch.ones(side, side, dtype=dtype, device=device) for _ in range(2))
+    best = math.inf
     for _ in range(repeats):
-        start = time.perf_counter()
+        wall, cpu = wall_clock(), cpu_clock()
         (left @ right)[0, 0].item()
-        best = min(best, time.perf_counter() - start)
+        seconds, busy = wall_clock() - wall, (cpu_clock() - cpu) / torch.get_num_threads()
+        best = min(best, busy if device.type == "cpu" and 0 < busy < seconds else seconds)
     return 2 * side**3 / best

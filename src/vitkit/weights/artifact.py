@@ -29,7 +29,7 @@ from vitkit.model.config import BiTConfig, ViTConfig
 from vitkit.weights.bundle import ModelBundle, reference_logits
 from vitkit.weights.formats.timm import TIMM
 from vitkit.weights.formats.timm.config import describe_preprocessing, make_timm_config
-from vitkit.weights.io.checks import check_config_limits, open_file, read_json_value
+from vitkit.weights.io.checks import MAX_JSON_BYTES, check_config_limits, open_file, read_json_value
 from vitkit.weights.io.checks import read_json as read_checked_json
 from vitkit.weights.io.readers import check_header
 from vitkit.weights.io.writers import save_safetensors
@@ -201,8 +201,6 @@ def read_artifact(path: Path | str) -> ModelBundle:
             hint="name the --out directory of a finished run, or a weight file",
         )
     _check_version(path)
-    if (path / WEIGHTS).is_file():
-        check_weights_size(path / WEIGHTS)
     check_checksums(path, FILES)
     try:
         description = read_checked_json(path / CONFIG)["vitkit"]
@@ -239,11 +237,16 @@ def _check_version(path: Path) -> None:
     raise WeightsError(f"{path}: another artifact version", expected=FORMAT_VERSION, got=version, hint=hint)
 
 
-def check_weights_size(path: Path) -> None:
-    """Validate the header of a weight file and the size that it states, before the file is hashed.
+def check_size(path: Path) -> None:
+    """Validate the size of a JSON file, and size and header of a model's weights, before the file is hashed.
 
     A sparse file of any size costs nothing to make, and one made to do harm can have a matching checksum.
     """
+    actual = path.stat().st_size
+    if path.suffix == ".json" and actual > MAX_JSON_BYTES:
+        raise WeightsError(f"{path}: damaged: too large", expected=f"at most {MAX_JSON_BYTES:,} bytes", got=actual)
+    if path.name != WEIGHTS:
+        return
     try:
         with open_file(path) as file:
             size = check_header(file, path=path)
@@ -252,11 +255,11 @@ def check_weights_size(path: Path) -> None:
         raise WeightsError(
             f"{path}: damaged: {reason}", expected=error.expected, got=error.got, hint=error.hint
         ) from error
-    if path.stat().st_size > size:
+    if actual > size:
         raise WeightsError(
             f"{path}: damaged: data after the last tensor",
             expected=f"{size:,} bytes",
-            got=f"{path.stat().st_size:,}",
+            got=f"{actual:,}",
             hint="copy it again, or train again",
         )
 
@@ -315,6 +318,15 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
         raise WeightsError(f"{path}: not a safetensors file: {error}") from error
 
 
+def check_layout(path: Path) -> None:
+    """Raise an error if the header of a safetensors file does not describe all of the file, which is not read."""
+    try:
+        with safetensors.safe_open(path, framework="pt"):
+            pass
+    except (safetensors.SafetensorError, OSError) as error:
+        raise WeightsError(f"{path}: damaged: {summarize(error)}") from error
+
+
 def write_json(path: Path, value: object) -> None:
     """Write a JSON file atomically."""
     write_text(path, json.dumps(value, indent=2, ensure_ascii=True, allow_nan=False) + "\n")
@@ -334,12 +346,16 @@ def write_checksums(path: Path, names: Sequence[str]) -> None:
 
 
 def check_checksums(path: Path, names: Sequence[str]) -> None:
-    """Raise an error if a file is missing or its checksum does not match."""
+    """Raise an error if a file is missing or damaged, or its checksum does not match."""
+    if (path / CHECKSUMS).is_file():
+        check_size(path / CHECKSUMS)
     recorded = read_json(path / CHECKSUMS)
     if not isinstance(recorded, Mapping):
         raise WeightsError(f"{path / CHECKSUMS}: not a mapping of checksums")
     for name in names:
         try:
+            if (path / name).is_file():
+                check_size(path / name)
             checksum = sha256(path / name)
         except OSError as error:
             raise WeightsError(f"{path / name}: missing or unreadable", hint="the directory is incomplete") from error

@@ -19,7 +19,7 @@ from vitkit.model.pretraining_config import MAEConfig, MaskedConfig
 from vitkit.model.vit import ViT
 from vitkit.typing import ModelSource
 from vitkit.weights import artifact as artifact_io
-from vitkit.weights.artifact import check_weights_size, read_tensors, write_json
+from vitkit.weights.artifact import check_size, read_tensors, write_json
 from vitkit.weights.bundle import ModelBundle, load_state
 from vitkit.weights.io.checks import check_config_limits
 from vitkit.weights.io.checks import read_json as read_checked_json
@@ -96,9 +96,10 @@ def read_pretraining(path: Path | str) -> PretrainingWrapper:
         raise
     except (KeyError, TypeError, ValueError) as error:
         raise WeightsError(f"{file}: not the description of a pre-training wrapper: {summarize(error)}") from error
+    if (path / WEIGHTS).is_file():
+        check_size(path / WEIGHTS)
     if not (path / WEIGHTS).is_file() or sha256(path / WEIGHTS) != checksum:
         raise WeightsError(f"{path / WEIGHTS}: missing or damaged", hint="copy it again, or train again")
-    check_weights_size(path / WEIGHTS)
     return PretrainingWrapper(settings=settings, state=read_tensors(path / WEIGHTS))
 
 

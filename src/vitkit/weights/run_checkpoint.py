@@ -52,6 +52,18 @@ def find_checkpoints(path: Path) -> list[Path]:
     return sorted(newest_first, key=lambda each: each.name != f"step-{best[1]:08d}") if best else newest_first
 
 
+def read_progress(checkpoint: Path) -> Mapping[str, object]:
+    """Return the counters of an intact checkpoint; one that is damaged or has the name of another step is an error."""
+    if (checkpoint / TENSORS).is_file():
+        artifact_io.check_layout(checkpoint / TENSORS)  # before it is hashed: a sparse file may have any size
+    artifact_io.check_checksums(checkpoint, (TENSORS, PROGRESS))
+    counters = read_json(checkpoint / PROGRESS)
+    step = counters.get("step")
+    if not isinstance(step, int) or checkpoint.name != f"step-{step:08d}":
+        raise WeightsError(f"{checkpoint}: its state is of step {step}, not of that in its name")
+    return counters
+
+
 def read_unfinished_run(path: Path) -> tuple[ModelBundle, str]:
     """Return the model of the first intact checkpoint, and the name of the checkpoint."""
     description = read_json(path / DESCRIPTION)
@@ -68,7 +80,7 @@ def read_unfinished_run(path: Path) -> tuple[ModelBundle, str]:
     damaged: WeightsError | None = None
     for checkpoint in find_checkpoints(path):
         try:
-            artifact_io.check_checksums(checkpoint, (TENSORS, PROGRESS))
+            read_progress(checkpoint)
             state = select_weights(artifact_io.read_tensors(checkpoint / TENSORS), config)
         except WeightsError as error:
             damaged = damaged or error

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitkit.core.errors import DataError
+from vitkit.core.pickles import describe_array_error
 from vitkit.data.dataset import Dataset, hold_out
 from vitkit.data.layouts.base import ArraySource, make_array_dataset, number_names
 from vitkit.data.layouts.files import (
@@ -120,7 +121,8 @@ def open_npz(path: Path) -> Dataset:
             classes = tuple(map(str, arrays["classes"].tolist())) if "classes" in arrays.files else ()
     except (OSError, ValueError, EOFError, KeyError, MemoryError, zipfile.BadZipFile, zlib.error) as error:
         raise DataError(
-            f"{archive} cannot be read: {error}", hint="arrays of objects are refused, because they could run code"
+            f"{archive} cannot be read: {describe_array_error(error)}",
+            hint="arrays of objects are refused, because they could run code",
         ) from error
     return make_array_dataset(path, layout=".npz arrays", images=images, labels=labels, classes=classes)
 

@@ -79,21 +79,22 @@ def open_imagenet(path: Path) -> Dataset:
     """Open ImageNet. Classes are sorted WordNet ids, which is the order of the usual 1,000 labels.
 
     train is train/n01440764/… or ILSVRC2012_img_train.tar. val is val/n01440764/…, or val/ or ILSVRC2012_img_val.tar
-    with a list of labels next to it. The test images have no labels and are left out.
+    with a list of labels next to it. The test images, which have no labels, and all other files are left out.
     """
     root = path.parent if path.is_file() else path
     directories = find_split_directories(path) if path.is_dir() else {}
     tars = [path] if path.is_file() else [root / name for name in (TRAIN_TAR, VAL_TAR) if (root / name).is_file()]
+    files = {split: _list_names(root, directory) for split, directory in directories.items()}
     splits: dict[str, SynsetSource] = {}
     if "train" in directories and has_synsets(directories["train"]):
-        splits["train"] = _open_synset_folders(root, directories["train"])
+        splits["train"] = _open_synset_folders(root, directories["train"], files["train"])
     elif root / TRAIN_TAR in tars:
         splits["train"] = _open_train_tar(root / TRAIN_TAR)
     train_synsets = sorted(set(splits["train"][1])) if "train" in splits else []
     if "val" in directories and has_synsets(directories["val"]):
-        splits["val"] = _open_synset_folders(root, directories["val"])
-    elif "val" in directories and any(map(is_image, walk_files(directories["val"]))):
-        names = _list_names(root, directories["val"])
+        splits["val"] = _open_synset_folders(root, directories["val"], files["val"])
+    elif any(map(is_image, files.get("val", ()))):
+        names = list(filter(is_image, files["val"]))
         splits["val"] = _make_file_source(root, names), _read_validation_synsets(root, names, train_synsets)
     elif root / VAL_TAR in tars:
         members = list_images(root / VAL_TAR)
@@ -104,17 +105,18 @@ def open_imagenet(path: Path) -> Dataset:
     for split, (source, _) in splits.items():
         source.classes, source.labels = classes, labels[split]
     dataset = make_dataset(path, {split: source for split, (source, _) in splits.items()})
-    return replace(dataset, left_out=tuple(_list_names(root, directories["test"])) if "test" in directories else ())
+    used = {name for source, _ in splits.values() if isinstance(source, FileSource) for name in source.names}
+    return replace(dataset, left_out=tuple(name for names in files.values() for name in names if name not in used))
 
 
 def _list_names(root: Path, directory: Path) -> list[str]:
     prefix = directory.relative_to(root).as_posix()
-    return sorted(f"{prefix}/{name}" for name in walk_files(directory) if is_image(name))
+    return sorted(f"{prefix}/{name}" for name in walk_files(directory))
 
 
-def _open_synset_folders(root: Path, directory: Path) -> SynsetSource:
+def _open_synset_folders(root: Path, directory: Path, files: Sequence[str]) -> SynsetSource:
     depth = len(directory.relative_to(root).parts)
-    parts = {name: name.split("/")[depth:] for name in _list_names(root, directory)}
+    parts = {name: name.split("/")[depth:] for name in filter(is_image, files)}
     names = [name for name in parts if len(parts[name]) > 1]
     return _make_file_source(root, names), [parts[name][0] for name in names]
 

@@ -13,7 +13,7 @@ from vitkit.data.dataset import Dataset
 from vitkit.data.fractals import make_fractals
 from vitkit.data.layouts.arrays import find_idx_files, find_npz_files, open_digits, open_idx, open_npz
 from vitkit.data.layouts.cifar import find_cifar, open_cifar
-from vitkit.data.layouts.files import count_suffixes, find_shards, is_pattern, walk_files
+from vitkit.data.layouts.files import count_suffixes, find_shards, is_image, is_pattern, walk_files
 from vitkit.data.layouts.folders import has_class_folders, has_images, open_folders, open_unlabeled
 from vitkit.data.layouts.manifests import find_manifests, has_vtab, open_manifest, open_vtab
 from vitkit.data.layouts.pairs import Pairs, open_pairs, refuse_url
@@ -46,7 +46,7 @@ def open_val_as_test(path: Path) -> Dataset:
 
     Nothing is then selected on it or trained on it.
     """
-    dataset = LAYOUTS[detect_layout(path)].open(path)
+    dataset = open_layout(path, LAYOUTS[detect_layout(path)])
     if "test" in dataset.splits or "val" not in dataset.splits:
         raise DataError(f"{path} has no val split to test on", expected="train and val", got=", ".join(dataset.splits))
     splits = {"train" if split == "train" else "test": source for split, source in dataset.splits.items()}
@@ -113,7 +113,15 @@ def open_dataset(
         siblings = [entry.name for entry in parent.iterdir()] if parent.is_dir() else []
         otherwise = "give a folder of images, or digits or fractals, which are part of vitkit"
         raise DataError(f"{path} does not exist", hint=did_you_mean(path.name, [*siblings, *EMBEDDED]) or otherwise)
-    return LAYOUTS[layout or detect_layout(path)].open(path)
+    return open_layout(path, LAYOUTS[layout or detect_layout(path)])
+
+
+def open_layout(path: Path, layout: Layout) -> Dataset:
+    """Open the dataset at a path. Image files next to archives of images are left out."""
+    dataset = layout.open(path)
+    if not layout.is_one_file or not path.is_dir():
+        return dataset
+    return replace(dataset, left_out=(*dataset.left_out, *sorted(filter(is_image, walk_files(path)))))
 
 
 def find_layouts(path: Path) -> list[str]:

@@ -51,7 +51,9 @@ def open_tiny_imagenet(path: Path) -> Dataset:
     names = {split: list(of_split) for split, of_split in by_split.items()}
     classes = name_synsets(ids, path / WORDS)
     dataset = make_file_dataset(path, layout="Tiny-ImageNet", classes=classes, labels=labels, names=names)
-    return replace(dataset, left_out=tuple(name for name in files if name.startswith("test/") and is_image(name)))
+    used = {name for of_split in names.values() for name in of_split}
+    left_out = (name for name in files if name not in used and not name.endswith(".txt"))  # lists of names and boxes
+    return replace(dataset, left_out=tuple(left_out))
 
 
 def read_annotations(path: Path) -> dict[str, str]:

@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import re
 import resource
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from vitkit.cli.errors import print_error
 from vitkit.cli.main import COMMANDS, CommandEntry, main
 from vitkit.core.errors import VitkitError
 from vitkit.core.formatting import safe_text
+from vitkit.training.config import SHORT_KEYS
 
 HELP = [sys.executable, "-m", "vitkit", "--help"]
 EXPENSIVE = ("torch", "numpy", "rich", "pydantic", "PIL", "safetensors", "einops", "jaxtyping")
@@ -82,6 +84,15 @@ def test_every_command_has_help(name: str, capsys: pytest.CaptureFixture[str]) -
     output = capsys.readouterr().out
     assert output.startswith(f"Usage: vitkit {name}")
     assert "-v, --verbose" in output
+
+
+@pytest.mark.parametrize("name", ["train", "finetune"])
+def test_help_lists_settings_that_exist(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([name, "--help"]) == 0
+    (line,) = (line for line in capsys.readouterr().out.splitlines() if "Common settings:" in line)
+    keys = re.findall(r"(\w+)=", line)
+    assert len(keys) >= 4
+    assert set(keys) <= set(SHORT_KEYS)
 
 
 def test_shell_completion_imports_no_commands() -> None:

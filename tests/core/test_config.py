@@ -15,7 +15,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vitkit.core.config import apply_overrides, from_mapping, load_toml, to_mapping, to_toml
+from vitkit.core import config as config_module
+from vitkit.core.config import apply_overrides, from_mapping, load_toml, parse_toml, to_mapping, to_toml
 from vitkit.core.errors import ConfigError, UnknownNameError
 
 
@@ -446,6 +447,36 @@ def test_bad_file_is_named(tmp_path: Path, content: bytes, message: str) -> None
     path.write_bytes(content)
     with pytest.raises(ConfigError, match=message):
         load_toml(path, Run, recipes=RECIPES)
+
+
+LONG_KEY, MANY_DOTS = "a" + ".a" * 100, "." * 100
+
+
+@pytest.mark.parametrize("quote", ['"', "'"])
+@pytest.mark.parametrize("before", ["", "b = {0}x{0} # '\n", "[[b]]\nc = 1\n", "t = {{b = {0}{0}{0}x{0}{0}{0}{0}, "])
+def test_key_of_many_parts_is_refused(quote: str, before: str) -> None:
+    text = f"{before.format(quote)}{LONG_KEY}.{quote}c{quote} = 1"
+    with pytest.raises(ValueError, match=r"a key has too many parts \(expected at most 64, got 102\)"):
+        parse_toml(text)
+
+
+TEXTS_AND_COMMENTS = ['"{}"', "'{}'", r'"\"{}"', "'''''{}'''''", r'"""""{}\""""""', '["{0}", "{0}"]', "1 # {}"]
+
+
+@pytest.mark.parametrize("value", TEXTS_AND_COMMENTS)
+def test_dots_in_text_and_comments_are_no_key(value: str) -> None:
+    text = f"a = {value.format(MANY_DOTS)}"
+    assert parse_toml(text) == tomllib.loads(text)
+
+
+UNCLOSED = ['"""' + r"\"" * 9, '"""' + r"\"" * 9 + "\\", "'''" + "''x" * 9, '"' + r"\"" * 9, "'x", "#'"]
+
+
+@pytest.mark.parametrize("text", UNCLOSED)
+def test_unclosed_text_is_scanned_once(text: str) -> None:
+    match = config_module._TOML_STRING_OR_COMMENT.match(text)
+    assert match is not None
+    assert match[0] == text
 
 
 def test_import_needs_neither_torch_nor_pydantic() -> None:

@@ -10,11 +10,11 @@ from data.layouts import parquet, samples, webdataset_cls
 
 from vitkit.core.errors import DataError
 from vitkit.data import image_cache, verify
-from vitkit.data.dataset import ConcatSource, ImageSource, StoredImage, Subset
+from vitkit.data.dataset import ConcatSource, ImageSource, StoredImage, Subset, hold_out
 from vitkit.data.fingerprint import Fingerprint, describe_changes, fingerprint_contents
 from vitkit.data.image_cache import ImageCache, open_image_cache
 from vitkit.data.layouts.registry import open_dataset
-from vitkit.data.verify import BadFile, find_bad_files
+from vitkit.data.verify import BadFile, exclude_files, find_bad_files, verify_images
 
 
 def png(number: int) -> bytes:
@@ -159,6 +159,34 @@ def test_fingerprint_reads_nothing_after_verification(photos: Path, cache: Image
     first = fingerprint_contents(source, cache=cache)
     assert source.reads == []
     assert first.checksum == fingerprint_contents(count_reads(photos), cache=ImageCache(None)).checksum
+
+
+def test_files_are_examined_once_for_verification_and_fingerprint(
+    photos: Path, cache: ImageCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (photos / "dog" / "3.png").write_bytes(b"broken")
+    source = count_reads(photos)
+    verified = verify_images(source, cache=cache)
+    good = exclude_files(source, verified.bad)
+    parts = hold_out(good, fraction=0.5)
+    expected = [fingerprint_contents(part, cache=cache) for part in parts]
+    source.reads.clear()
+    monkeypatch.setattr(image_cache, "_read_status", pytest.fail)
+    for part, known in zip(parts, expected, strict=True):
+        fingerprint = fingerprint_contents(part, cache=cache, verified=[verified])
+        assert describe_changes(known, fingerprint) is None
+        assert np.array_equal(fingerprint.statuses, known.statuses)
+        assert fingerprint.checksum == known.checksum
+    assert source.reads == []
+
+
+def test_images_that_were_not_verified_are_read(photos: Path) -> None:
+    first, second = map(CountingSource, hold_out(open_dataset(photos).first_split, fraction=0.5))
+    verified = verify_images(first, cache=ImageCache(None))
+    for source in (second, ConcatSource([first, second])):
+        fingerprint = fingerprint_contents(source, cache=ImageCache(None), verified=[verified])
+        assert fingerprint.checksum == fingerprint_contents(source, cache=ImageCache(None)).checksum
+        assert fingerprint.digests.any(axis=1).all()
 
 
 def test_previous_fingerprint_serves_as_cache(photos: Path, tmp_path: Path) -> None:

@@ -138,6 +138,19 @@ def test_target_class_and_other_model(tmp_path: Path) -> None:
     assert len(similar.numbers["cka"]) == 2
 
 
+def test_progress_counts_sections_and_images(tmp_path: Path) -> None:
+    ready, calls = loaded(random_vit(CASES["learned_1d-stem"]), tmp_path / "model"), list[tuple[str, int, int]]()
+    context = InspectionContext(
+        model=ready,
+        images=random_images(ready.config, count=10),
+        names=[f"{number}.jpg" for number in range(10)],
+        progress=lambda task, done, total: calls.append((task, done, total)),
+    )
+    inspect_context(context, only=["distance", "filters"])
+    images = [("attention distance", done, 10) for done in (0, 8, 10)]
+    assert calls == [("inspecting", 0, 2), *images, ("inspecting", 1, 2), ("inspecting", 2, 2)]
+
+
 def test_invalid_choices_are_rejected(tmp_path: Path) -> None:
     ready = loaded(random_vit(CASES["learned_1d-stem"]), tmp_path)
     with pytest.raises(InputError, match="no images"):

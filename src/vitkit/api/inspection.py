@@ -75,17 +75,18 @@ def inspect(  # noqa: PLR0913  the options of `vitkit inspect`
         loaded.labels = names
     files, file_names = find_images(images)
     pretraining = find_pretraining_model(model)
-    context = InspectionContext(
-        model=loaded,
-        images=files,
-        names=file_names,
-        target=None if target is None else find_class(loaded, target),
-        other=None if other is None else load_bundle(other).build_model().to(target_device),
-        pretraining=None if pretraining is None else pretraining.to(target_device),
-        layer=layer,
-    )
     with show_progress(progress) as report:
-        result = inspect_context(context, only=only, progress=report)
+        context = InspectionContext(
+            model=loaded,
+            images=files,
+            names=file_names,
+            target=None if target is None else find_class(loaded, target),
+            other=None if other is None else load_bundle(other).build_model().to(target_device),
+            pretraining=None if pretraining is None else pretraining.to(target_device),
+            layer=layer,
+            progress=report,
+        )
+        result = inspect_context(context, only=only)
     if out is None:
         return result
     result.write(pathlib.Path(out))

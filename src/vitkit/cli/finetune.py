@@ -29,8 +29,8 @@ def command(
 ) -> None:
     """Fine-tune MODEL on DATA with a new head; positions are interpolated to a new image size.
 
-    MODEL is a run, or a file or directory that `vitkit weights info` knows. For images with other channels the first
-    kernel is adapted.
+    MODEL is a run, a published name such as B/16, or a file or directory that `vitkit weights info` knows. For images
+    with other channels the first kernel is adapted.
 
     \b
     vitkit finetune runs/fractals photos/ --out runs/photos

@@ -39,8 +39,16 @@ _MAX_BYTES = 1 << 16
 _MAX_KEY_PARTS = 64
 """Longest dotted key. The time and memory of tomllib grow with the square of its parts."""
 _TOML_STRING_OR_COMMENT = re.compile(
-    r'"""(?:\\.|[^\\])*?"""|\'{3}.*?\'{3}|"(?:\\[^\n]|[^"\\\n])*"|\'[^\'\n]*\'|#[^\n]*', re.DOTALL
+    r"""
+    "{3} (?: \\.? | [^"\\] | "(?!"") )*+ (?: "{3,5} | \Z )  # it may end with two quotes of its own
+    | '{3} (?: [^'] | '(?!'') )*+ (?: '{3,5} | \Z )
+    | " (?: \\[^\n] | [^"\\\n] )*+ "?
+    | ' [^'\n]*+ '?
+    | \# [^\n]*+
+    """,
+    re.DOTALL | re.VERBOSE,
 )
+"""Nothing is tried twice, so the time is linear; what is not closed is skipped, and refused by tomllib."""
 
 _LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 """Character that stands for a byte that is not UTF-8; TOML and JSON cannot hold it."""

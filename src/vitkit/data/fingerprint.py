@@ -15,9 +15,9 @@ from vitkit.core.files import write_bytes
 from vitkit.core.formatting import format_plural
 from vitkit.core.pickles import describe_array_error
 from vitkit.data.dataset import ImageSource, Subset
-from vitkit.data.image_cache import DIGEST_BYTES, ImageCache, ImageRecord, open_image_cache, stamp_images
+from vitkit.data.image_cache import DIGEST_BYTES, NO_STATUS, ImageCache, ImageRecord, open_image_cache, stamp_images
 from vitkit.data.layouts.files import shorten_list
-from vitkit.data.verify import map_images
+from vitkit.data.verify import VerifiedImages, map_images
 
 _ARRAYS = {"names": 1, "classes": 1, "labels": 1, "statuses": 2, "digests": 2}
 
@@ -92,6 +92,7 @@ def fingerprint_contents(
     *,
     cache: ImageCache | None = None,
     previous: Fingerprint | None = None,
+    verified: Sequence[VerifiedImages] = (),
     workers: int = 0,
     progress: Callable[[int], None] = lambda images: None,
 ) -> Fingerprint:
@@ -101,29 +102,47 @@ def fingerprint_contents(
         source: Images to identify.
         cache: Known checksums, such as those of images that were verified; by default the user's cache.
         previous: An earlier fingerprint of the same source, whose checksums are known as well.
+        verified: What this process has just verified: the files of these images are not examined again.
         workers: Number of processes that read images.
         progress: Called with the number of images that were completed since the last call.
     """
     cache = open_image_cache() if cache is None else cache
-    stamps = stamp_images(source)
     names = [source.name(index) for index in range(len(source))]
-    digests = np.zeros((len(source), DIGEST_BYTES), dtype=np.uint8)
-    is_known = np.zeros(len(source), dtype=np.bool_)
+    statuses, digests = _take_verified(source, verified)
+    is_known = np.asarray(digests.any(axis=1), dtype=np.bool_)
+    others = np.flatnonzero(~is_known)
+    unverified = Subset(source, others.tolist())
+    stamps = stamp_images(unverified)
+    statuses[others] = stamps.statuses
     for index, record in cache.find(stamps):
-        digests[index], is_known[index] = np.frombuffer(record.digest, np.uint8), True
+        digests[others[index]], is_known[others[index]] = np.frombuffer(record.digest, np.uint8), True
     if previous is not None:
-        _copy_known(previous, names, stamps.statuses, digests, is_known)
+        _copy_known(previous, names, statuses, digests, is_known)
     progress(int(is_known.sum()))
-    missing = np.flatnonzero(~is_known).tolist()
-    results = map_images(Subset(source, missing), _hash_one, workers=0 if source.always_readable else workers)
+    missing = np.flatnonzero(~is_known[others]).tolist()
+    results = map_images(Subset(unverified, missing), _hash_one, workers=0 if source.always_readable else workers)
     with closing(cache.store(stamps, zip(missing, results, strict=True))) as records:
         for index, record in records:
             if record.digest:
-                digests[index] = np.frombuffer(record.digest, np.uint8)
+                digests[others[index]] = np.frombuffer(record.digest, np.uint8)
             progress(1)
-    return Fingerprint(
-        names=names, classes=source.classes, labels=source.labels, statuses=stamps.statuses, digests=digests
-    )
+    return Fingerprint(names=names, classes=source.classes, labels=source.labels, statuses=statuses, digests=digests)
+
+
+def _take_verified(
+    source: ImageSource, verified: Sequence[VerifiedImages]
+) -> tuple[NDArray[np.int64], NDArray[np.uint8]]:
+    """Return file status and checksum of the images that were verified, perhaps as part of a larger source."""
+    part, indices = source, np.arange(len(source))
+    while True:
+        for images in verified:
+            if images.source is part:
+                return images.statuses[indices], images.digests[indices]
+        if not isinstance(part, Subset):
+            break
+        indices = part.indices[indices]
+        part = part.source
+    return np.full((len(source), len(NO_STATUS)), -1, np.int64), np.zeros((len(source), DIGEST_BYTES), np.uint8)
 
 
 def _copy_known(

@@ -29,7 +29,7 @@ DIGEST_BYTES = 16
 """Bytes of an image's SHA-256 that are stored."""
 SAVE_EVERY = 500
 """Images after which results are written to the cache; a killed process repeats at most these."""
-NO_STATUS = (-1, -1, -1, -1)
+NO_STATUS, NO_DIGEST = (-1, -1, -1, -1), bytes(DIGEST_BYTES)
 _QUERY_SIZE = 500
 _TABLE = """CREATE TABLE IF NOT EXISTS images
     (key BLOB PRIMARY KEY, status BLOB, digest BLOB, decoder TEXT, reason TEXT) WITHOUT ROWID"""

@@ -19,13 +19,21 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from vitkit.core.environment import start_method
 from vitkit.core.errors import DataError, summarize
 from vitkit.core.files import write_csv
 from vitkit.data.dataset import ImageSource, StoredImage, Subset, hash_image
 from vitkit.data.decode import check_pixels, decode, describe_decoder
-from vitkit.data.image_cache import DIGEST_BYTES, ImageCache, ImageRecord, open_image_cache, stamp_images
+from vitkit.data.image_cache import (
+    DIGEST_BYTES,
+    NO_DIGEST,
+    ImageCache,
+    ImageRecord,
+    open_image_cache,
+    stamp_images,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -48,6 +56,19 @@ class BadFile:
     reason: str
 
 
+@dataclass(frozen=True, kw_only=True, eq=False)
+class VerifiedImages:
+    """Images that cannot be decoded, and the file status and checksum of every image, from which to fingerprint them.
+
+    `digests` are zero for images that cannot be read.
+    """
+
+    source: ImageSource
+    bad: list[BadFile]
+    statuses: NDArray[np.int64]
+    digests: NDArray[np.uint8]
+
+
 def find_bad_files(
     source: ImageSource,
     *,
@@ -56,26 +77,46 @@ def find_bad_files(
     progress: Callable[[int], None] = lambda images: None,
     cache: ImageCache | None = None,
 ) -> list[BadFile]:
-    """Return the images that cannot be decoded, in the order of the source.
+    """Return the images that cannot be decoded, in the order of the source; see `verify_images`."""
+    return verify_images(source, channels=channels, workers=workers, progress=progress, cache=cache).bad
 
-    Only images that are not in the cache, by default the user's, or whose files have changed are decoded. `progress` is
-    called with the number of images that were completed since the last call.
+
+def verify_images(
+    source: ImageSource,
+    *,
+    channels: int = 3,
+    workers: int = 0,
+    progress: Callable[[int], None] = lambda images: None,
+    cache: ImageCache | None = None,
+) -> VerifiedImages:
+    """Decode the images that are not in the cache, by default the user's, or whose files have changed.
+
+    `progress` is called with the number of images that were completed since the last call.
     """
     cache = open_image_cache() if cache is None else cache
     decoder = f"{describe_decoder()}, {channels} channels"
     stamps = stamp_images(source)
-    reasons = {index: record.reason for index, record in cache.find(stamps) if record.decoder == decoder}
-    if reasons:
-        progress(len(reasons))
-    missing = [index for index in range(len(source)) if index not in reasons]
+    reasons: list[str | None] = [None] * len(source)
+    digests = [NO_DIGEST] * len(source)
+    for index, record in cache.find(stamps):
+        if record.decoder == decoder:
+            reasons[index], digests[index] = record.reason, record.digest
+    missing = [index for index, reason in enumerate(reasons) if reason is None]
+    if len(missing) < len(source):
+        progress(len(source) - len(missing))
     verify = partial(_verify_one, channels=channels, decoder=decoder)
     results = map_images(Subset(source, missing), verify, workers=workers)
     with contextlib.closing(cache.store(stamps, zip(missing, results, strict=True))) as records:
         for index, record in records:
-            reasons[index] = record.reason
+            reasons[index], digests[index] = record.reason, record.digest or NO_DIGEST
             progress(1)
     cache.trim()
-    return [BadFile(source.name(index), reasons[index]) for index in range(len(source)) if reasons[index]]
+    return VerifiedImages(
+        source=source,
+        bad=[BadFile(source.name(index), reason) for index, reason in enumerate(reasons) if reason],
+        statuses=stamps.statuses,
+        digests=np.frombuffer(b"".join(digests), np.uint8).reshape(-1, DIGEST_BYTES),
+    )
 
 
 def _verify_one(source: ImageSource, index: int, *, channels: int, decoder: str) -> ImageRecord:

@@ -14,7 +14,7 @@ from vitkit.core.errors import ConfigError, UnknownNameError, did_you_mean, summ
 from vitkit.core.files import escape_surrogates, write_bytes
 from vitkit.core.formatting import format_plural
 from vitkit.core.result import Result
-from vitkit.core.signals import ProgressFunction, ignore_progress, start_task
+from vitkit.core.signals import start_task
 from vitkit.inspection.attention import NotApplicableError
 from vitkit.report.figures import save_png
 from vitkit.report.html import Section, asset, data_url, render_page, template_macros, visible
@@ -134,12 +134,10 @@ class InspectionResult(Result):
         return f'<iframe srcdoc="{escape(self.to_html())}" style="width:100%;height:720px;border:0"></iframe>'
 
 
-def inspect_context(
-    context: InspectionContext, *, only: Sequence[str] | None = None, progress: ProgressFunction = ignore_progress
-) -> InspectionResult:
+def inspect_context(context: InspectionContext, *, only: Sequence[str] | None = None) -> InspectionResult:
     """Make all sections, or some of them."""
     names = select_sections(only)
-    advance = start_task(progress, "inspecting", len(names))
+    advance = start_task(context.progress, "inspecting", len(names))
     sections = []
     for name in names:
         sections.append(make_section(name, context))

@@ -9,6 +9,7 @@ import torch
 
 from vitkit.core.errors import InputError, did_you_mean
 from vitkit.core.shapes import Float, Int, Tensor
+from vitkit.core.signals import ProgressFunction, ignore_progress, start_task
 from vitkit.data.decode import ImageLike
 from vitkit.inspection.attention import relevance, rollout
 from vitkit.model.pretraining import MaskedAutoencoder, MaskedPatches
@@ -38,6 +39,8 @@ class InspectionContext:
     """Wrapper of the self-supervised pre-training, if it was stored with the model."""
     layer: int = -1
     """Layer whose heads and features are drawn."""
+    progress: ProgressFunction = ignore_progress
+    """Function that gets the sections, and the images of one that reads all of them."""
 
     def __post_init__(self) -> None:
         if not self.images:
@@ -51,11 +54,13 @@ class InspectionContext:
         tokens = self.model.config.prefix + self.model.config.patches
         return max(1, min(MAX_DRAWN, MAX_TOKEN_PAIRS // tokens**2))
 
-    def batches(self) -> Iterator[Float[Tensor, "B C H W"]]:
-        """Yield all images, preprocessed."""
+    def batches(self, task: str) -> Iterator[Float[Tensor, "B C H W"]]:
+        """Yield all images, preprocessed, and report them as the progress of a task."""
+        advance = start_task(self.progress, task, len(self.images))
         for first in range(0, len(self.images), self.batch_size):
             images = self.images[first : first + self.batch_size]
             yield torch.cat([self.model.preprocess(image) for image in images]).to(self.model.device)
+            advance(len(images))
 
     @cached_property
     def drawn(self) -> Float[Tensor, "B C H W"]:

@@ -120,7 +120,7 @@ def deletion_section(context: InspectionContext) -> InspectionSection:
 
 def distance_section(context: InspectionContext) -> InspectionSection:
     """Draw the mean attention distance of each head (Figure 7, right)."""
-    distances = attention.attention_distance(context.model, context.batches())
+    distances = attention.attention_distance(context.model, context.batches("attention distance"))
     text = (
         f"Mean attention distance of each head over {len(context.images):,} images: the receptive field of attention. "
         "In trained models some heads of the first layers already attend to the whole image, and all heads of the last "

@@ -1,7 +1,7 @@
 """Datasets of a run: readable images, divided into training, validation and test splits."""
 
 import json
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -22,10 +22,11 @@ from vitkit.data.layouts.files import list_left_out
 from vitkit.data.layouts.registry import open_dataset
 from vitkit.data.verify import (
     BadFile,
+    VerifiedImages,
     check_bad_fraction,
     exclude_files,
-    find_bad_files,
     read_bad_files,
+    verify_images,
     write_bad_files,
 )
 from vitkit.training.build import resolve_workers
@@ -78,8 +79,9 @@ def open_run_data(context: RunContext) -> RunData:
         )
     if needs_labels:
         check_several_classes(dataset)
+    verified: Sequence[VerifiedImages] = ()
     if data.verify:
-        run_on_main(context.ranks, lambda heartbeat: verify_images(dataset, context, heartbeat=heartbeat))
+        verified = run_on_main(context.ranks, lambda beat: verify_dataset(dataset, context, heartbeat=beat)) or ()
     run_data = split_dataset(data, dataset, read_bad_files(run_dir.bad_files) if data.verify else [])
     if data.fraction < 1.0:
         was_held_out = "val" not in dataset.splits
@@ -88,7 +90,7 @@ def open_run_data(context: RunContext) -> RunData:
         train = subsample(run_data.train, fraction=data.label_fraction, salt=f"labels {config.seed} ")
         run_data = replace(run_data, train=train)
     if data.verify:
-        run_on_main(context.ranks, lambda heartbeat: check_contents(run_data, context, heartbeat=heartbeat))
+        run_on_main(context.ranks, lambda beat: check_contents(run_data, context, verified=verified, heartbeat=beat))
     run_on_main(context.ranks, lambda _: check_unchanged(run_dir.data, run_data))
     context.callback.on_message(run_data.describe())
     for warning in list_left_out(dataset.left_out):
@@ -119,24 +121,29 @@ def use_fraction(data: RunData, *, fraction: float, seed: int, with_val: bool) -
     return replace(data, train=subsample(data.train, fraction=fraction, salt=salt), val=val)
 
 
-def verify_images(dataset: Dataset, context: RunContext, *, heartbeat: Callable[[], None]) -> None:
-    """Write the list of unreadable images, once per run; too many of them are an error."""
+def verify_dataset(dataset: Dataset, context: RunContext, *, heartbeat: Callable[[], None]) -> Sequence[VerifiedImages]:
+    """Write the list of unreadable images, once per run, and return the rest of what is found.
+
+    Too many unreadable images are an error.
+    """
     config, callback, file = context.config.data, context.callback, context.run_dir.bad_files
     if file.exists():
-        return
+        return ()
     sources = [source for source in dataset.splits.values() if not source.always_readable]
     total = sum(map(len, sources))
     if total:
         callback.on_task("checking images", total)
 
-    bad: list[BadFile] = []
+    verified = []
     for source in sources:
         progress = make_progress(context, heartbeat)
-        bad += find_bad_files(source, channels=config.channels, workers=context.workers, progress=progress)
+        verified.append(verify_images(source, channels=config.channels, workers=context.workers, progress=progress))
+    bad = [file for images in verified for file in images.bad]
     check_bad_fraction(bad, total=total, max_fraction=config.max_bad_fraction)
     write_bad_files(file, bad)
     if bad:
         callback.on_warning(f"{len(bad)} of {total} images are unreadable and excluded; see {file.name}")
+    return verified
 
 
 def make_progress(context: RunContext, heartbeat: Callable[[], None]) -> Callable[[int], None]:
@@ -204,7 +211,9 @@ def apply_run_splits(run_dir: RunDir, dataset: Dataset) -> Dataset:
     return replace(dataset, splits=split_dataset(config, dataset, bad).splits)
 
 
-def check_contents(data: RunData, context: RunContext, *, heartbeat: Callable[[], None]) -> None:
+def check_contents(
+    data: RunData, context: RunContext, *, verified: Sequence[VerifiedImages] = (), heartbeat: Callable[[], None]
+) -> None:
     """Record the contents of the images; if they are recorded already, raise DataError with what has changed.
 
     An image is read only if neither the cache nor the record knows its file by size, times and inode.
@@ -214,7 +223,9 @@ def check_contents(data: RunData, context: RunContext, *, heartbeat: Callable[[]
         path = context.run_dir.path / f"{FINGERPRINT_PREFIX}{name}.npz"
         previous = Fingerprint.load(path) if path.exists() else None
         progress = make_reading_progress(source, context, heartbeat)
-        current = fingerprint_contents(source, previous=previous, workers=context.workers, progress=progress)
+        current = fingerprint_contents(
+            source, previous=previous, verified=verified, workers=context.workers, progress=progress
+        )
         if previous is None:
             current.save(path)
         elif change := describe_changes(previous, current):

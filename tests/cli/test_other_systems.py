@@ -91,32 +91,37 @@ def run_simulation(folder: Path, setup: str, *, workers: int) -> "subprocess.Com
     )
 
 
-ASCII_SCRIPT = """
-import json, sys
+BAD_ENVIRONMENT_SCRIPT = """
+import os, sys
 from vitkit.cli.main import main
+from vitkit.core import environment
 
 if __name__ == "__main__":
+    if hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, list(os.sched_getaffinity(0))[:1])
+    environment._read_quotas = lambda root: iter([0.5])
     data, out, *settings = sys.argv[1:]
     codes = [main(["train", data, "--from", "scratch", "--out", out, *settings]), main(["data", "check", data])]
     codes += [main(["predict", out, data, "--json"]), main(["predict", out, f"{data}/cat/00.png"])]
-    print("exit codes", *codes)
+    print("exit codes", *codes, "threads", sys.modules["torch"].get_num_threads())
 """
 
 
-def test_commands_with_an_ascii_locale_no_cache_and_no_compiler(tmp_path):
+def test_commands_run_in_a_bad_environment(tmp_path):
+    """One core with a quota of a half, an ASCII locale, a cache that cannot be written, and no compiler."""
     data = photos(tmp_path / "photos", classes=("Kätzchen", "dog"), each=6)
     (data / "Kätzchen/00.png").rename(data / "Kätzchen/süß.png")
     (data / "dog").rename(data / "cat")
-    (tmp_path / "script.py").write_text(ASCII_SCRIPT, encoding="utf-8")
-    locale = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "PYTHONPATH": str(SOURCES)}
-    locale |= {
-        "VITKIT_CACHE": str(tmp_path / "script.py/cache"),
-        "CXX": "missing",
-    }
+    (tmp_path / "script.py").write_text(BAD_ENVIRONMENT_SCRIPT, encoding="utf-8")
+    variables = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
+    variables |= {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "PYTHONPATH": str(SOURCES)}
+    variables |= {"VITKIT_CACHE": str(tmp_path / "script.py/cache"), "CXX": "missing"}
     command = [sys.executable, tmp_path / "script.py", data, tmp_path / "run", *assigned(TINY, {"steps": 2})]
-    result = subprocess.run(command, capture_output=True, text=True, env=os.environ | locale, check=False)
-    assert result.stdout.splitlines()[-1] == "exit codes 0 0 0 0", result.stderr
+    result = subprocess.run(command, capture_output=True, text=True, env=variables, check=False)
+    assert result.stdout.splitlines()[-1] == "exit codes 0 0 0 0 threads 1", result.stderr
     assert "Traceback" not in result.stderr
+    assert result.stderr.count("verification of images is not cached") == 1
+    assert "; set VITKIT_CACHE to a directory that can be written to" in result.stderr
     rows = [json.loads(line) for line in result.stdout.splitlines() if line.startswith('{"file"')]
     assert f"{data}/Kätzchen/süß.png" in {row["file"] for row in rows}
     assert {each["label"] for each in rows[0]["predictions"]} == {"Kätzchen", "cat"}

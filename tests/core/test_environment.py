@@ -6,7 +6,9 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
+import vitkit
 from vitkit.api import sources
 from vitkit.core import environment
 from vitkit.core.environment import limit_threads, usable_cores
@@ -62,9 +64,8 @@ def test_usable_cores_without_affinity_and_cgroups(tmp_path, monkeypatch):
 
 
 def test_limit_threads_lowers_the_threads_of_torch(monkeypatch):
-    import torch  # noqa: PLC0415
-
     before = torch.get_num_threads()
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.setattr(environment, "_read_quotas", lambda root: iter([2.0]))
     try:
         torch.set_num_threads(4)
@@ -73,6 +74,22 @@ def test_limit_threads_lowers_the_threads_of_torch(monkeypatch):
         torch.set_num_threads(1)
         limit_threads()
         assert torch.get_num_threads() == 1  # never raises them
+        torch.set_num_threads(4)
+        monkeypatch.setenv("OMP_NUM_THREADS", "4")
+        limit_threads()
+        assert torch.get_num_threads() == 4  # as the user has chosen
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_public_functions_limit_threads(monkeypatch):
+    before = torch.get_num_threads()
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr(environment, "_read_quotas", lambda root: iter([0.5]))
+    try:
+        torch.set_num_threads(4)
+        vitkit.create("Ti/16", device="meta")
+        assert torch.get_num_threads() == 1
     finally:
         torch.set_num_threads(before)
 

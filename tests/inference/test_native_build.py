@@ -226,6 +226,31 @@ def test_full_cache_is_reported_before_compiling(compiler_calls, monkeypatch):
     assert "-shared" not in (compiler_calls.read_text() if compiler_calls.exists() else "")
 
 
+HAS_MOUNTS = (
+    sys.platform == "linux"
+    and subprocess.run(["unshare", "--mount", "true"], check=False, capture_output=True).returncode == 0
+)
+
+
+@pytest.mark.skipif(not HAS_MOUNTS, reason="mounting a file system needs Linux and root")
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [("noexec", "mounted noexec"), ("size=1m", "1.0 MB of free space"), ("ro", "Read-only file system")],
+)
+def test_unsuitable_file_system_is_reported(tmp_path, options, reason) -> None:
+    program = "from vitkit.inference.native.library import build_library; build_library()"
+    mount = 'mount -t tmpfs -o "$1" none "$VITKIT_CACHE" && exec "$2" -c "$3"'
+    result = subprocess.run(
+        ["unshare", "--mount", "sh", "-c", mount, "sh", options, sys.executable, program],
+        env=os.environ | {"VITKIT_CACHE": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "EngineError: the native engine cannot be stored" in result.stderr
+    assert reason in result.stderr
+
+
 def test_library_that_cannot_be_loaded_is_an_engine_error(cache, monkeypatch):
     build_library()
 

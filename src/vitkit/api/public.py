@@ -1,4 +1,4 @@
-"""Errors of public functions: a wrong argument is answered with the right one, and a lack of memory with what to do."""
+"""Wrapper of public functions: limits threads, and explains wrong arguments and a lack of memory."""
 
 import functools
 import inspect
@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 
+from vitkit.core.environment import limit_threads
 from vitkit.core.errors import ArgumentError, VitkitError, did_you_mean
 
 Parameters = ParamSpec("Parameters")
@@ -44,7 +45,7 @@ SYNONYMS = {
 
 
 def public(function: Callable[Parameters, Returned]) -> Callable[Parameters, Returned]:
-    """Check the arguments of each call, and raise an `ArgumentError` that names the right argument.
+    """Check the arguments of each call, raise an `ArgumentError` that names the right one, and limit torch's threads.
 
     >>> @public
     ... def create(name: str, *, num_classes: int = 1000) -> int:
@@ -67,6 +68,7 @@ def public(function: Callable[Parameters, Returned]) -> Callable[Parameters, Ret
         except TypeError as error:
             hint = f"the signature is {function.__name__}{_short(signature)}"
             raise ArgumentError(f"{function.__name__}(): {error}", hint=hint) from None
+        limit_threads()
         try:
             return function(*args, **kwargs)
         except (MemoryError, RuntimeError) as error:

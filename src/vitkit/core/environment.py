@@ -119,15 +119,16 @@ def start_method() -> Literal["fork", "spawn", "forkserver"]:
 
 
 def limit_threads() -> None:
-    """Limit the threads of torch to the usable cores: its own default is all cores, whatever the quota.
+    """Limit the threads of torch to the usable cores, unless OMP_NUM_THREADS is set: its own default ignores quotas.
 
-    Before torch is imported this sets OMP_NUM_THREADS, if there is a quota and the variable is not set; child processes
-    inherit it.
+    Before torch is imported this sets OMP_NUM_THREADS, if there is a quota; child processes inherit it.
     """
+    if os.environ.get("OMP_NUM_THREADS"):
+        return
     cores, torch = usable_cores(), sys.modules.get("torch")
     if torch is None:
         if cores < _affinity_cores():
-            os.environ.setdefault("OMP_NUM_THREADS", str(cores))
+            os.environ["OMP_NUM_THREADS"] = str(cores)
     elif torch.get_num_threads() > cores:
         torch.set_num_threads(cores)
 

@@ -20,7 +20,7 @@ import torch
 from numpy.typing import NDArray
 from torch.nn import functional
 
-from vitkit.core.cache_dir import create_cache_dir, mark_used, trim_cache
+from vitkit.core.cache_dir import HINT, create_cache_dir, mark_used, trim_cache
 from vitkit.core.config import to_mapping
 from vitkit.core.errors import ConfigError, DataError, summarize
 from vitkit.core.files import file_lock, write_text
@@ -106,7 +106,7 @@ def _open_cache() -> Path | None:
         if not os.access(directory, os.W_OK):
             raise PermissionError(f"{directory} cannot be written to")
     except (OSError, ConfigError) as error:
-        logger.info("features are not cached: %s", summarize(error))
+        logger.info("features are not cached: %s; %s", summarize(error), HINT)
         return None
     return directory
 

@@ -172,7 +172,7 @@ def test_comparison_explains_wrong_arguments(shell: Shell) -> None:
         compare([model, model], data=make_pairs())
     with pytest.raises(ConfigError, match="listed twice"):
         compare(["model", Path("model")])
-    with pytest.raises(ConfigError, match="no models to compare"):
+    with pytest.raises(ConfigError, match=r"use models=\['model'\]"):
         compare("model", data="photos")
     with pytest.raises(ConfigError, match="split and layout are those of data"):
         compare(["model"], split="test")

@@ -253,6 +253,27 @@ def test_bit_has_the_same_methods() -> None:
             "model.preprocess(list) resizes and stacks images of any size",
         ),
         (
+            lambda m: m(PIL.Image.new("RGB", (8, 8))),
+            "the model takes one tensor B×3×32×32, got a Image",
+            "model.preprocess(image) resizes and stacks images of any size",
+        ),
+        (
+            lambda m: m.forward_head(m.features(torch.rand(1, 3, 32, 32))),
+            "forward_head() takes tokens B×L×192, got 1×192",
+            "model.head(features)",
+        ),
+        (lambda m: m.attention(torch.rand(1, 3, 32, 32), layers=1), "layers is not a list (got 1)", "use layers=[1]"),
+        (
+            lambda m: m.preprocess([]),
+            "there are no images to preprocess",
+            "pass an image, or a list of at least one",
+        ),
+        (
+            lambda m: m.preprocess(torch.zeros(2, 3, 8, 8, dtype=torch.uint8)),
+            "a tensor is not an image (expected uint8, channels × height × width, got uint8, 2 × 3 × 8 × 8)",
+            "pass list(images)",
+        ),
+        (
             lambda m: m.pool(m.forward_features(torch.rand(1, 3, 32, 32))),
             "pool() takes the output of encode(), got a tensor",
             "forward_head(tokens, pre_logits=True) pools normalized tokens",
@@ -263,3 +284,48 @@ def test_mistakes_are_explained(model: ViT, mistake: Any, message: str, hint: st
     with pytest.raises(InputError) as raised:
         mistake(model)
     assert str(raised.value) == f"{message}\nhint: {hint}"
+
+
+@pytest.mark.usefixtures("without_type_checks")
+@pytest.mark.parametrize(
+    ("mistake", "message", "hint"),
+    [
+        (lambda m: m(pixel_values=0), "forward() has no argument 'pixel_values'", "use model(images)"),
+        (
+            lambda m: m(torch.rand(1, 3, 32, 32), output_attentions=True),
+            "forward() has no argument 'output_attentions'",
+            "use model.attention(images)",
+        ),
+        (
+            lambda m: m.set_input_size(img_size=48),
+            "set_input_size() has no argument 'img_size'",
+            "use image_size=",
+        ),
+        (lambda m: ViT("B/16"), "a model takes a ViTConfig (got str)", "vitkit.create('B/16')"),
+    ],
+)
+def test_arguments_of_other_libraries_are_explained(model: ViT, mistake: Any, message: str, hint: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        mistake(model)
+    assert str(raised.value) == f"{message}\nhint: {hint}"
+
+
+def test_attributes_of_other_libraries_are_explained(model: ViT) -> None:
+    with pytest.raises(AttributeError) as raised:
+        model.get_intermediate_layers  # noqa: B018
+    message = "'ViT' object has no attribute 'get_intermediate_layers'"
+    assert str(raised.value) == f"{message}\nhint: model.forward_intermediates(images, indices)"
+    with pytest.raises(AttributeError, match=r"^'ViT' object has no attribute 'nothing'$"):
+        model.nothing  # noqa: B018
+    model.encoder = torch.nn.Identity()
+    assert isinstance(model.encoder, torch.nn.Identity)
+
+
+def test_device_and_type_of_the_parameters() -> None:
+    assert vitkit.create("Ti/16", device="meta", dtype=torch.bfloat16).dtype == torch.bfloat16
+    with pytest.raises(ConfigError, match="this machine has no device gpu"):
+        vitkit.create("Ti/16", device="gpu")
+    with pytest.raises(ConfigError, match=r"use dtype=torch\.float16"):
+        vitkit.create("Ti/16", dtype="float16")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="not a model to create"):
+        vitkit.create(16)  # type: ignore[arg-type]

@@ -65,6 +65,11 @@ def test_run_is_a_table_in_notebooks(run, interrupted):
     assert "<td style='text-align:left'>interrupted</td>" in interrupted._repr_html_()
 
 
+def test_unknown_attribute_names_the_right_one(run):
+    with pytest.raises(AttributeError, match=r"no attribute 'accuracy'\nhint: run.metrics.accuracy"):
+        run.accuracy  # noqa: B018
+
+
 def test_directory_without_a_run_is_refused(tmp_path):
     with pytest.raises(InputError, match="is not a run directory"):
         vitkit.Run(tmp_path)
@@ -95,7 +100,7 @@ def test_history_has_columns_of_equal_length(run):
     assert columns["val_top1"][0] is None
     assert columns["val_top1"][-1] == history["val_top1"][-1] == run.to_dict()["validation"]["val_top1"]
     assert "\n" not in repr(history)
-    with pytest.raises(KeyError):
+    with pytest.raises(KeyError, match="there is no metric nothing, only epoch, loss"):
         history["nothing"]
 
 

@@ -71,8 +71,8 @@ def benchmark(
     ('torch, eager', 2, True)
     """
     for name, values in (("batch_size", batch_size), ("precision", precision)):
-        if isinstance(values, str | int) or not values:
-            raise ConfigError(f"{name} is not a list of values to measure", got=repr(values), hint=f"use {name}=[…]")
+        if not values:
+            raise ConfigError(f"{name} has no values to measure", hint=f"use {name}=[…]")
     for size in batch_size:
         check_positive("batch_size", size)
     check_not_negative("seconds", seconds)
@@ -179,8 +179,8 @@ def serve(  # noqa: PLR0913  the options of `vitkit serve`
     _require_server()
     if block:
         _check_can_block()
-    if isinstance(precision, str):
-        raise ConfigError("precision is not a list of precisions", got=precision, hint=f'use precision=["{precision}"]')
+    if isinstance(models, list | tuple):
+        raise ConfigError("several models need names", got="a list", hint='serve({"photos": "runs/photos"})')
     if models is None and runs is None:
         raise ConfigError("nothing to serve", hint="pass a model, or runs=DIRECTORY")
     with ExitStack() as cleanup:

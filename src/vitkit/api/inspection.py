@@ -12,8 +12,8 @@ from vitkit.api.progress import show_progress
 from vitkit.api.public import public
 from vitkit.api.sources import resolve_workers
 from vitkit.core.errors import ConfigError, DataError, InputError
+from vitkit.data.decode import refuse_url
 from vitkit.data.layouts.files import is_image, walk_files
-from vitkit.data.layouts.pairs import refuse_url
 from vitkit.inference.engine import resolve_device
 from vitkit.report.inspection import InspectionResult, inspect_context, unique_names
 from vitkit.report.inspection_context import InspectionContext, find_class

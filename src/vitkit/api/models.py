@@ -13,6 +13,7 @@ from vitkit.api.public import public
 from vitkit.core.errors import ConfigError
 from vitkit.core.sizes import Size
 from vitkit.data.preprocessing import Preprocessing
+from vitkit.inference.engine import open_device
 from vitkit.model.config import BiTConfig, ViTConfig
 from vitkit.model.resnet import BiT
 from vitkit.model.vit import ViT
@@ -27,6 +28,14 @@ from vitkit.weights.verify import VerificationResult, verify_source
 from vitkit.zoo import registry
 
 logger = logging.getLogger(__name__)
+
+
+def check_dtype(dtype: object) -> None:
+    """Raise ConfigError for what is not a floating-point type of torch, such as its name."""
+    if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
+        is_name = isinstance(getattr(torch, str(dtype), None), torch.dtype)
+        hint = f"use dtype=torch.{dtype}" if is_name else "use dtype=torch.bfloat16, for example"
+        raise ConfigError("dtype is not a floating-point type of torch", got=repr(dtype), hint=hint)
 
 
 @public
@@ -65,6 +74,8 @@ def create(
     >>> model(torch.rand(1, 3, 32, 32)).shape
     torch.Size([1, 10])
     """
+    device = open_device(device)
+    check_dtype(dtype)
     target = registry.configure(
         model,
         image_size=image_size,
@@ -106,7 +117,9 @@ def load(
     >>> loaded.labels, loaded.preprocess.image_size
     (('cat', 'dog'), 32)
     """
-    return weights_load.load(source, device=device, dtype=dtype, format=format)
+    if dtype is not None:
+        check_dtype(dtype)
+    return weights_load.load(source, device=open_device(device), dtype=dtype, format=format)
 
 
 @public

@@ -15,6 +15,7 @@ from vitkit.inference.image_inputs import list_images
 from vitkit.inference.predictions import Predictions
 from vitkit.inference.predictor import PredictionOptions
 from vitkit.typing import DataSource, ImageLike, ModelSource, Path
+from vitkit.weights.load import source_name
 
 
 @public
@@ -62,6 +63,7 @@ def predict(  # noqa: PLR0913  the options of `vitkit predict`
     >>> predictions[1].error
     'not a JPEG, PNG, GIF, BMP, TIFF, WEBP, PPM, AVIF or HEIF file'
     """
+    source_name(model)  # raises if the arguments are in the other order
     shard = Shard() if out is None else Shard.from_environment()
     options = PredictionOptions(
         top=top,

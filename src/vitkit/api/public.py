@@ -3,45 +3,16 @@
 import functools
 import inspect
 import re
-from collections.abc import Callable
-from typing import ParamSpec, TypeVar
+import types
+from collections.abc import Callable, Iterable, Sequence
+from typing import ParamSpec, TypeVar, get_args, get_origin
 
+from vitkit.api.hints import find_hint, shorten
 from vitkit.core.environment import limit_threads
-from vitkit.core.errors import ArgumentError, VitkitError, did_you_mean
+from vitkit.core.errors import ArgumentError, ConfigError, VitkitError, did_you_mean
 
 Parameters = ParamSpec("Parameters")
 Returned = TypeVar("Returned")
-
-SYNONYMS = {
-    "num_classes": ("classes", "n_classes", "nb_classes", "num_labels"),
-    "image_size": ("img_size", "imgsz", "input_size", "size", "resolution"),
-    "channels": ("in_chans", "in_channels", "num_channels"),
-    "patch_size": ("patch",),
-    "pretrained": ("weights", "checkpoint_path"),
-    "init": ("weights", "pretrained", "from_", "checkpoint", "start"),
-    "top": ("top_k", "topk", "k"),
-    "lr": ("learning_rate", "lr0"),
-    "batch_size": ("batch", "bs", "per_device_train_batch_size"),
-    "epochs": ("num_epochs", "num_train_epochs", "max_epochs"),
-    "steps": ("max_steps",),
-    "workers": ("num_workers", "n_jobs"),
-    "minutes": ("time_limit", "time", "max_time"),
-    "out": ("output", "output_dir", "out_dir", "save_dir", "project"),
-    "to": ("format",),
-    "overwrite": ("force", "exist_ok"),
-    "settings": ("config", "overrides", "hyperparameters", "cfg"),
-    "trainable": ("freeze", "tune"),
-    "only": ("sections",),
-    "target": ("class_", "label", "class_name"),
-    "model": ("name", "arch", "weights", "model_name"),
-    "labels": ("class_names", "names"),
-    "method": ("classifier",),
-    "shots": ("n_shots", "k_shot"),
-    "seed": ("random_state", "random_seed"),
-    "callbacks": ("callback",),
-    "progress": ("verbose", "show_progress", "progress_bar"),
-}
-"""Other names that people try, by the name of the argument."""
 
 
 def public(function: Callable[Parameters, Returned]) -> Callable[Parameters, Returned]:
@@ -56,18 +27,21 @@ def public(function: Callable[Parameters, Returned]) -> Callable[Parameters, Ret
     hint: use num_classes=10
     """
     signature = inspect.signature(function)
+    lists = set(find_lists(signature))
 
     @functools.wraps(function)
     def checked(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Returned:
         for name, value in kwargs.items():
             if name not in signature.parameters:
-                hint = suggest_argument(name, value, signature)
+                hint = suggest_argument(function.__name__, name, value, signature)
                 raise ArgumentError(f"{function.__name__}() has no argument {name!r}", hint=hint)
         try:
-            signature.bind(*args, **kwargs)
+            bound = signature.bind(*args, **kwargs)
         except TypeError as error:
             hint = f"the signature is {function.__name__}{_short(signature)}"
             raise ArgumentError(f"{function.__name__}(): {error}", hint=hint) from None
+        for name in lists & bound.arguments.keys():
+            check_list(name, bound.arguments[name])
         limit_threads()
         try:
             return function(*args, **kwargs)
@@ -81,13 +55,32 @@ def public(function: Callable[Parameters, Returned]) -> Callable[Parameters, Ret
     return checked
 
 
-def suggest_argument(name: str, value: object, signature: inspect.Signature) -> str:
-    """Return the hint for an unknown argument: the one that was meant, or all of them."""
-    meant = [argument for argument, others in SYNONYMS.items() if name in others and argument in signature.parameters]
-    if meant:
-        text = repr(value)
-        return f"use {meant[0]}={text}" if len(text) <= 40 else f"use {meant[0]}="
-    return did_you_mean(name, signature.parameters) or f"the arguments are {', '.join(signature.parameters)}"
+def suggest_argument(function: str, name: str, value: object, signature: inspect.Signature) -> str:
+    """Return the hint for an unknown argument: what was meant, or all arguments."""
+    arguments = signature.parameters
+    nearest = did_you_mean(name, arguments)
+    return find_hint(function, name, value, arguments) or nearest or f"the arguments are {', '.join(arguments)}"
+
+
+def find_lists(signature: inspect.Signature) -> list[str]:
+    """Return the names of arguments that are lists, and nothing else but true, false or None."""
+    others = (bool, types.NoneType)
+    names = []
+    for name, parameter in signature.parameters.items():
+        annotation = parameter.annotation
+        members = get_args(annotation) if isinstance(annotation, types.UnionType) else (annotation,)
+        kinds = [get_origin(member) for member in members if member not in others]
+        if kinds == [Sequence]:
+            names.append(name)
+    return names
+
+
+def check_list(name: str, value: object) -> None:
+    """Raise ConfigError for a single value where a list is needed."""
+    if value is None or isinstance(value, bool) or (isinstance(value, Iterable) and not isinstance(value, str | bytes)):
+        return
+    short = shorten(value)
+    raise ConfigError(f"{name} is not a list", got=short, hint=f"use {name}=[{short}]")
 
 
 def _short(signature: inspect.Signature) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path as FilePath
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NoReturn
 
 from vitkit.core.errors import DataError, InputError
 from vitkit.core.result import Result, render_table
@@ -25,6 +25,21 @@ if TYPE_CHECKING:
     from vitkit.zoo.registry import Model
 
 
+OTHER_NAMES = {
+    "accuracy": "run.metrics.accuracy",
+    "best_model": "run.model",
+    "classes": "run.labels",
+    "results": "run.metrics",
+    "resume": "vitkit.train with the same arguments",
+    "save": "vitkit.save(run.model, path)",
+    "serve": "vitkit.serve(run)",
+    "test": "run.evaluate(data)",
+    "top1": "run.metrics.top1",
+    "train": "vitkit.train with the same arguments resumes, vitkit.finetune(run, data) starts from its weights",
+}
+"""What to use for attributes that users try."""
+
+
 @dataclass(frozen=True, kw_only=True, repr=False)
 class History(Result):
     """Metrics of a run by step: those of training, and with the prefix `val_` those of evaluations."""
@@ -35,6 +50,8 @@ class History(Result):
 
     def __getitem__(self, name: str) -> tuple[float, ...]:
         """Return the values of a metric, without steps at which it was not measured."""
+        if name not in self.metrics:
+            raise KeyError(f"there is no metric {name}, only {', '.join(self.metrics)}")
         return tuple(value for value in self.metrics[name] if value is not None)
 
     def __iter__(self) -> Iterator[str]:
@@ -209,6 +226,10 @@ class Run:
         """Return what `vitkit train --json` prints; an interrupted run has no numbers."""
         trials = {"sweep": [trial._asdict() for trial in self.trials]} if self.trials else {}
         return (self._directory.read_summary() or {}) | trials
+
+    def __getattr__(self, name: str) -> NoReturn:
+        hint = f"\nhint: {OTHER_NAMES[name]}" if name in OTHER_NAMES else ""
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{hint}", name=name, obj=self)
 
     def __repr__(self) -> str:
         result = self.to_dict().get("result")

@@ -29,7 +29,7 @@ from vitkit.api.progress import RunDisplay
 from vitkit.api.public import public
 from vitkit.api.run import Run
 from vitkit.core.environment import prepare_for_training
-from vitkit.core.errors import VitkitWarning
+from vitkit.core.errors import ConfigError, VitkitWarning
 from vitkit.core.formatting import is_logging_configured
 from vitkit.core.signals import Interrupted, StopFlag, StopRequested, catch_stop_signals
 from vitkit.training.callbacks import Callback, CallbackList
@@ -112,6 +112,8 @@ def train(  # noqa: PLR0913  the options of `vitkit train`
     ...     run.status, run.metrics.count
     ('finished', 359)
     """
+    if model is not None and not isinstance(model, str):
+        raise ConfigError("model is a name", got=type(model).__name__, hint="init=model starts from its weights")
     keywords = {
         "model": model,
         "image_size": image_size,

@@ -160,6 +160,9 @@ def flatten_settings(settings: Mapping[str, object]) -> dict[str, object]:
     >>> flatten_settings({"schedule": {"lr": 0.1}, "model.name": "B/16"})
     {'schedule.lr': 0.1, 'model.name': 'B/16'}
     """
+    if not isinstance(settings, Mapping):
+        hint = 'settings={"section.key": value}'
+        raise ConfigError("the settings are not a mapping", got=type(settings).__name__, hint=hint)
     flat: dict[str, object] = {}
     for key, value in settings.items():
         if not all(key.split(".")):
@@ -171,6 +174,24 @@ def flatten_settings(settings: Mapping[str, object]) -> dict[str, object]:
                 raise ConfigError(f"{dotted} is assigned twice", got=f"{flat[dotted]} and {inner}")
             flat[dotted] = inner
     return flat
+
+
+def find_keys(cls: type[Any], name: str) -> list[str]:
+    """Return the dotted keys of values, at most one section deep, that are or end in a name.
+
+    >>> @dataclasses.dataclass(frozen=True, kw_only=True)
+    ... class Optimizer:
+    ...     weight_decay: float = 0.0
+    >>> @dataclasses.dataclass(frozen=True, kw_only=True)
+    ... class Run:
+    ...     seed: int = 0
+    ...     optimizer: Optimizer = Optimizer()
+    >>> find_keys(Run, "weight_decay"), find_keys(Run, "optimizer")
+    (['optimizer.weight_decay'], [])
+    """
+    keys = [*_fields(cls), *_keys_below(cls)]
+    sections = {key.rpartition(".")[0] for key in keys}
+    return [key for key in keys if f".{key}".endswith(f".{name}") and key.count(".") <= 1 and key not in sections]
 
 
 def format_settings(settings: Mapping[str, object]) -> list[str]:

@@ -7,6 +7,7 @@ rest. Pillow's global settings are not changed.
 import contextlib
 import io
 import os
+import re
 import threading
 import warnings
 from collections.abc import Iterator
@@ -48,6 +49,8 @@ class ImageHeader(NamedTuple):
     height: int
     width: int
 
+
+URL = re.compile(r"[a-z][a-z0-9+.-]+://", re.IGNORECASE)
 
 # Transposition that undoes each EXIF orientation
 _TRANSPOSE = {2: Transpose.FLIP_LEFT_RIGHT, 3: Transpose.ROTATE_180, 4: Transpose.FLIP_TOP_BOTTOM}
@@ -124,6 +127,7 @@ def load_image(image: ImageLike, *, channels: int = 3) -> DecodedImage:
         return decode(tensor_to_array(image), channels=channels)
     if isinstance(image, bytes | np.ndarray):
         return decode(image, channels=channels)
+    refuse_url(image)
     try:
         return decode(read_bytes(os.fspath(image), max_bytes=DEFAULT_LIMITS.max_bytes), channels=channels)
     except OSError as error:
@@ -132,11 +136,18 @@ def load_image(image: ImageLike, *, channels: int = 3) -> DecodedImage:
         raise DataError(f"{image}: {summarize(error)}", hint=error.hint) from error
 
 
+def refuse_url(path: object) -> None:
+    """Raise DataError if a path is a URL."""
+    if isinstance(path, str) and URL.match(path):
+        raise DataError(f"{path}: URLs are not opened", hint="download the images, and give their paths")
+
+
 def tensor_to_array(image: Tensor) -> NDArray[np.uint8]:
     """Return the pixels of a uint8 tensor C × H × W, with the channels last."""
     if image.ndim != 3 or image.dtype != uint8:
         got = f"{str(image.dtype).removeprefix('torch.')}, {' × '.join(map(str, image.shape))}"
-        hint = "a batch that is normalized already is input of the model itself"
+        is_batch = image.ndim == 4 and image.dtype == uint8
+        hint = "pass list(images)" if is_batch else "a batch that is normalized already is input of the model itself"
         raise InputError("a tensor is not an image", expected="uint8, channels × height × width", got=got, hint=hint)
     return np.ascontiguousarray(image.permute(1, 2, 0).cpu().numpy())
 

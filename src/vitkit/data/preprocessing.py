@@ -124,6 +124,8 @@ class Preprocessing:
         torch.Size([2, 3, 32, 32])
         """
         several = images if isinstance(images, Sequence) and not isinstance(images, str | bytes) else [images]
+        if not several:
+            raise InputError("there are no images to preprocess", hint="pass an image, or a list of at least one")
         decoded = [load_image(image, channels=self.channels) for image in several]
         return self.normalize(torch.from_numpy(np.stack([self.to_pixels(image) for image in decoded])))
 

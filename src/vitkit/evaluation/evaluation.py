@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from vitkit.core.errors import DataError, InputError
+from vitkit.core.errors import ConfigError, DataError, InputError, did_you_mean
 from vitkit.core.result import Result, draw
 from vitkit.core.shapes import Float, Int, Tensor
 from vitkit.data.dataset import Dataset, ImageSource
@@ -31,6 +31,8 @@ from vitkit.weights.bundle import ModelBundle
 if TYPE_CHECKING:
     import matplotlib.figure
 
+PLOTS = ("confusion", "calibration", "per_class")
+"""Figures of an evaluation."""
 SPLIT_ORDER = ("test", "val", "all", "train")
 """Splits in the order in which they are preferred for evaluation."""
 
@@ -123,6 +125,8 @@ class EvaluationResult(Result):
 
     def plot(self, kind: Literal["confusion", "calibration", "per_class"] = "confusion") -> "matplotlib.figure.Figure":
         """Draw the confusion matrix, accuracy by confidence, or recall and precision of each class."""
+        if kind not in PLOTS:
+            raise ConfigError(f"there is no plot {kind!r}", expected=", ".join(PLOTS), hint=did_you_mean(kind, PLOTS))
         return draw(f"plot_{kind}", self)
 
     def highlights(self) -> dict[str, object]:

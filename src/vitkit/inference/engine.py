@@ -88,6 +88,14 @@ def resolve_device(name: str | torch.device, *, local_rank: int = 0) -> torch.de
         raise ConfigError(f"this machine has no device {name}", hint="vitkit doctor lists the devices") from error
 
 
+def open_device(device: str | torch.device) -> torch.device:
+    """Return a device of torch, or the best one for "auto"; raise ConfigError if this machine does not have it."""
+    try:
+        return resolve_device(device) if str(device) == "auto" else torch.empty(0, device=device).device
+    except (RuntimeError, AssertionError) as error:
+        raise ConfigError(f"this machine has no device {device}", hint="vitkit doctor lists the devices") from error
+
+
 def choose_training_precision(device: torch.device) -> TrainingPrecision:
     """Return what `parallel.precision=auto` is: bf16 on GPUs that have it, fp16 on older ones, fp32 elsewhere."""
     if device.type != "cuda":

@@ -13,11 +13,11 @@ from torch import Tensor
 from vitkit.core.errors import DataError, InputError, summarize
 from vitkit.core.files import name_of_text, read_bytes
 from vitkit.data.dataset import UNLABELED, ConcatSource, ImageSource, StoredImage, hash_image
-from vitkit.data.decode import ImageLike
+from vitkit.data.decode import ImageLike, refuse_url
 from vitkit.data.decode_limits import DEFAULT_LIMITS
 from vitkit.data.layouts.base import NamedSource
 from vitkit.data.layouts.files import find_shards, is_image, is_pattern, list_left_out, walk_files
-from vitkit.data.layouts.pairs import refuse_url, store_image
+from vitkit.data.layouts.pairs import store_image
 from vitkit.data.layouts.registry import find_layouts, open_dataset
 from vitkit.data.layouts.shards import has_image_column, open_parquet_images, open_tar_images
 from vitkit.typing import DataSource
@@ -160,6 +160,8 @@ def _hold_image(image: object, *, name: str) -> MemoryImages:
         raise InputError(f"{name} is not an image", expected=expected, got=type(image).__name__)
     if isinstance(image, np.ndarray) and image.dtype != np.uint8:
         raise InputError(f"{name}: pixels are 8-bit", expected="uint8, 0…255", got=str(image.dtype))
+    if isinstance(image, np.ndarray) and image.ndim == 4:
+        raise InputError(f"{name} is a batch", expected="one image, or a list of images", hint="pass list(images)")
     try:
         return _hold(store_image(image), name=name)  # type: ignore[arg-type]  # not a path
     except DataError as error:

@@ -1,7 +1,5 @@
 """Patch embeddings (section 3.1, the x_p E of equation 1), the selection of patches, and the validation of images."""
 
-from collections.abc import Sequence
-
 import torch
 from einops import rearrange
 from torch import nn
@@ -104,7 +102,7 @@ class PatchEmbedding(nn.Module):
         self.proj.weight.data = resize_kernel(self.proj.weight.data, patch_size)
 
 
-def check_images(images: Tensor | Sequence[object], *, channels: int, image_size: tuple[int, int] | None) -> None:
+def check_images(images: object, *, channels: int, image_size: tuple[int, int] | None) -> None:
     """Raise unless a batch has the model's layout, channels, size (any if None) and a floating-point type.
 
     >>> import torch
@@ -116,8 +114,11 @@ def check_images(images: Tensor | Sequence[object], *, channels: int, image_size
     height, width = ("H", "W") if image_size is None else image_size
     expected = f"the model takes one tensor B×{channels}×{height}×{width}"
     if not isinstance(images, Tensor):
-        hint = "model.preprocess(list) resizes and stacks images of any size"
-        raise InputError(f"{expected}, got a {type(images).__name__} of {len(images)}", hint=hint)
+        kind, is_list = type(images).__name__, isinstance(images, list | tuple)
+        hint = f"model.preprocess({'list' if is_list else 'image'}) resizes and stacks images of any size"
+        if kind == "ndarray":
+            hint = "torch.from_numpy(images) for a normalized batch; model.preprocess(image) for pixels"
+        raise InputError(f"{expected}, got a {kind}{f' of {len(images)}' if is_list else ''}", hint=hint)
     if images.ndim != 4:
         hint = "images[None] makes a batch of one" if images.ndim == 3 else "flatten the first dimensions"
         raise InputError(f"{expected}, got {'×'.join(map(str, images.shape))}", hint=hint)

@@ -15,9 +15,10 @@ from torch import nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
+from vitkit.core.errors import InputError
 from vitkit.core.shapes import Float, Tensor
 from vitkit.core.sizes import Size
-from vitkit.model.base import ImageModel
+from vitkit.model.base import ImageModel, check_config
 from vitkit.model.config import EXPANSION, STACK_GROUP, BackboneConfig, BiTConfig, ResNetOrigin, RootKind, norm_groups
 from vitkit.model.init import initialization_rules, initialize
 from vitkit.model.patches import check_images
@@ -285,7 +286,7 @@ class BiT(ImageModel):
 
     def __init__(self, config: BiTConfig) -> None:
         super().__init__()
-        self.config: BiTConfig = config
+        self.config: BiTConfig = check_config(config, BiTConfig)
         conventions = BIT_CONVENTIONS[config.origin]
         self.stem = _create_stem(BiTStem, config, channels=config.channels, conventions=conventions)
         self.stages = create_stages(
@@ -319,6 +320,9 @@ class BiT(ImageModel):
 
     def forward_head(self, feature_map: Float[Tensor, "B F H2 W2"], pre_logits: bool = False) -> Float[Tensor, "B Y"]:
         """Return the logits for the output of `forward_features`; with `pre_logits`, the pooled features."""
+        if feature_map.ndim != 4:
+            got = "×".join(map(str, feature_map.shape))
+            raise InputError(f"forward_head() takes a feature map B×F×H×W, got {got}", hint="model.head(features)")
         features = feature_map.mean(dim=(2, 3))
         return features if pre_logits else self.head(features)
 

@@ -14,11 +14,12 @@ from einops import rearrange
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from vitkit.core.arguments import explain_arguments
 from vitkit.core.errors import InputError
 from vitkit.core.shapes import Float, Int, Tensor
 from vitkit.core.sizes import Size, pair
 from vitkit.model.attention import AxialAttention
-from vitkit.model.base import ImageModel
+from vitkit.model.base import ImageModel, check_config
 from vitkit.model.config import POSITION_KINDS, ViTConfig, check_patches_removable
 from vitkit.model.encoder import NO_CAPTURE, Block, Capture, EncoderOutput, create_blocks
 from vitkit.model.heads import AttentionPool, DistilledHead, PreLogits
@@ -49,7 +50,7 @@ class ViT(ImageModel):
 
     def __init__(self, config: ViTConfig) -> None:
         super().__init__()
-        self.config: ViTConfig = config
+        self.config: ViTConfig = check_config(config, ViTConfig)
         width, tokens = config.width, config.tokens
 
         backbone = Backbone(config.backbone, channels=config.channels) if config.backbone else None
@@ -212,9 +213,15 @@ class ViT(ImageModel):
 
     def forward_head(self, tokens: Float[Tensor, "B L D"], pre_logits: bool = False) -> Float[Tensor, "B Y"]:
         """Return the logits for the output of `forward_features`; with `pre_logits`, the pooled features."""
+        if tokens.ndim != 3:
+            got = "×".join(map(str, tokens.shape))
+            raise InputError(
+                f"forward_head() takes tokens B×L×{self.config.width}, got {got}", hint="model.head(features)"
+            )
         features = self._pool_normalized(tokens)
         return features if pre_logits else self.head(features)
 
+    @explain_arguments({"n": "use indices=", "return_class_token": "use return_prefix_tokens="})
     def forward_intermediates(
         self,
         images: Float[Tensor, "B C H W"],
@@ -263,6 +270,7 @@ class ViT(ImageModel):
 
     # Changes of shape, and attention
 
+    @explain_arguments({"img_size": "use image_size="})
     def set_input_size(self, image_size: Size | None = None, patch_size: Size | None = None) -> None:
         """Change the size of images or patches in place, by the interpolation of the weights' origin.
 
@@ -289,6 +297,8 @@ class ViT(ImageModel):
         self, images: Float[Tensor, "B C H W"], layers: Sequence[int] = (-1,)
     ) -> dict[int, Float[Tensor, "B A L L"]]:
         """Return the attention weights of chosen layers, computed next to the fused kernel."""
+        if isinstance(layers, int):
+            raise InputError("layers is not a list", got=layers, hint=f"use layers=[{layers}]")
         return self.encode(self.embed(images), capture=Capture(attention=tuple(layers))).attention
 
     def pooling_weights(self, tokens: Float[Tensor, "B L D"]) -> Float[Tensor, "B L"]:

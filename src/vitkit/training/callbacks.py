@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
+from vitkit.core.errors import ConfigError
 from vitkit.core.signals import StopFlag
 
 
@@ -56,6 +57,10 @@ class CallbackList(Callback):
 
     def __init__(self, callbacks: Sequence[Callback], stop: StopFlag) -> None:
         self.callbacks, self.stop = tuple(callbacks), stop
+        for callback in self.callbacks:
+            if not isinstance(callback, Callback):
+                hint = "write a class derived from vitkit.Callback, with the methods that it needs"
+                raise ConfigError("a callback is not a vitkit.Callback", got=repr(callback)[:80], hint=hint)
         for name in (name for name in vars(Callback) if name.startswith("on_")):
             setattr(self, name, partial(self._call, name))
 

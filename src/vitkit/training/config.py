@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Literal
 
-from vitkit.core.config import apply_settings, flatten_settings, load_toml, to_toml
+from vitkit.core.config import apply_settings, find_keys, flatten_settings, load_toml, to_toml
 from vitkit.core.errors import ConfigError, check_fraction, check_not_negative, check_positive, did_you_mean
 from vitkit.core.sizes import Size
 from vitkit.data.config import AugmentConfig, FractalConfig
@@ -342,8 +342,10 @@ def expand_settings(settings: Mapping[str, object]) -> dict[str, object]:
     expanded: dict[str, object] = {}
     for key, value in flatten_settings(settings).items():
         if "." not in key and key not in (*SHORT_KEYS, *sections):
+            below = find_keys(RunConfig, key)
             hint = (
-                did_you_mean(key, [*SHORT_KEYS, *sections])
+                (below and f"did you mean {' or '.join(below)}?")
+                or did_you_mean(key, [*SHORT_KEYS, *sections])
                 or f"{', '.join(SHORT_KEYS)}; or section.key, as printed by vitkit recipes NAME"
             )
             raise ConfigError(f"{key} is not a known key", hint=hint)

@@ -17,6 +17,7 @@ from vitkit.core.files import replace_directory
 from vitkit.core.shapes import Tensor
 from vitkit.core.sizes import Size, format_size, pair
 from vitkit.data.image_processors import find_unknown_keys
+from vitkit.data.layouts.files import is_image
 from vitkit.data.preprocessing import Preprocessing, get_preprocessing
 from vitkit.model.resnet import BiT
 from vitkit.model.vit import ViT
@@ -253,7 +254,7 @@ def resolve_source(source: ModelSource, *, format: str | None = None) -> Path | 
         parse_format(format)
     if isinstance(source, nn.Module):
         return unwrap_model(source)
-    path = Path(source)
+    path = Path(check_source(source))
     if not path.exists():
         name = str(path)
         if name == EMBEDDED:
@@ -272,7 +273,18 @@ def source_name(source: ModelSource) -> str:
         model = unwrap_model(source)
         set_defaults(model)
         return model.name
-    return os.fspath(source)
+    return os.fspath(check_source(source))
+
+
+def check_source(source: str | os.PathLike[str]) -> str | os.PathLike[str]:
+    """Return a path or name, or raise WeightsError for another kind of object."""
+    if isinstance(source, str | os.PathLike):
+        if is_image(os.fspath(source)) and not Path(source).is_dir():
+            raise WeightsError(f"{source} is an image, not a model", hint="the model is the first argument")
+        return source
+    hint = "a state dict is for model.load_state_dict" if isinstance(source, Mapping) else None
+    expected = "a path, a name, a run or a model"
+    raise WeightsError(f"a {type(source).__name__} is not a source of a model", expected=expected, hint=hint)
 
 
 def source_path(source: ModelSource) -> Path | None:

@@ -10,7 +10,7 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
 from vitkit.core.config import apply_settings, from_mapping
-from vitkit.core.errors import UnknownNameError, did_you_mean
+from vitkit.core.errors import ConfigError, UnknownNameError, did_you_mean
 from vitkit.core.sizes import Size, pair
 from vitkit.model.config import BiTConfig, ViTConfig
 from vitkit.zoo.variants import VARIANTS, ModelConfig, Variant
@@ -56,6 +56,8 @@ def find_variant(name: str) -> Variant:
             if alias.lower() == key:
                 return replace(variant, config=replace(variant.config, image_size=parse_image_size(alias)))
     hint = did_you_mean(name, [alias for variant in VARIANTS for alias in variant.names])
+    if not hint and name.count("/") == 1 and "-" in name:
+        hint = f'for Hugging Face: vitkit.load("hub:{name}")'
     raise UnknownNameError(f"unknown model {name}", hint=hint or "vitkit models lists every name")
 
 
@@ -125,6 +127,9 @@ def configure(
     >>> configure("B/16", image_size=384, settings={"positions.kind": "sincos_2d"}).grid
     (24, 24)
     """
+    if not isinstance(model, str | ViTConfig | BiTConfig):
+        expected, hint = "a name or a configuration", "vitkit models (vitkit.list_models()) lists the names"
+        raise ConfigError("that is not a model to create", expected=expected, got=type(model).__name__, hint=hint)
     config = find_variant(model).config if isinstance(model, str) else model
     arguments = {"image_size": image_size, "patch_size": patch_size, "channels": channels, "num_classes": num_classes}
     changes = {key: value for key, value in arguments.items() if value is not None}

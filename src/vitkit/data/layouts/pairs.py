@@ -14,14 +14,13 @@ from torch import Tensor
 from vitkit.core.errors import DataError, InputError, summarize
 from vitkit.core.files import read_bytes
 from vitkit.data.dataset import Dataset, StoredImage, hash_image
-from vitkit.data.decode import ImageLike, pillow_to_array, read_header, tensor_to_array
+from vitkit.data.decode import ImageLike, pillow_to_array, read_header, refuse_url, tensor_to_array
 from vitkit.data.decode_limits import DEFAULT_LIMITS
 from vitkit.data.layouts.base import NamedSource, make_dataset, number_class_names
 from vitkit.data.layouts.files import parse_split
 
 Pairs = Sequence[tuple[ImageLike, str]]
 FORMS = "a path, a list of (image, label) pairs, or such lists by split"
-URL = re.compile(r"[a-z][a-z0-9+.-]+://", re.IGNORECASE)
 
 
 @dataclass(eq=False)
@@ -39,12 +38,6 @@ class MemorySource(NamedSource):
         """Return the path of the image, if it is a file."""
         image = self.images[index]
         return (image, 0) if isinstance(image, str) else None
-
-
-def refuse_url(path: object) -> None:
-    """Raise DataError if a path is a URL."""
-    if isinstance(path, str) and URL.match(path):
-        raise DataError(f"{path}: URLs are not opened", hint="download the images, and give their paths")
 
 
 def is_pairs_path(path: object) -> bool:
@@ -104,7 +97,8 @@ def _parse_splits(data: Mapping[str, object]) -> dict[str, object]:
 def _parse_pairs(pairs: object, *, split: str) -> Iterator[tuple[StoredImage | str, str]]:
     """Yield each image as it is stored, with its label; an error names the pair."""
     if not isinstance(pairs, Sequence) or isinstance(pairs, str | bytes):
-        raise DataError(f"{type(pairs).__name__} is not a dataset", expected=FORMS)
+        hint = "for a torch Dataset or DataLoader, train vitkit.create(name) in a loop of your own"
+        raise DataError(f"{type(pairs).__name__} is not a dataset", expected=FORMS, hint=hint)
     for index, pair in enumerate(pairs):
         where = f"pair {index}" if split == "all" else f"pair {index} of {split}"
         if not isinstance(pair, tuple | list) or len(pair) != 2:

@@ -10,13 +10,14 @@ from pathlib import Path
 from vitkit.core.errors import DataError, UnknownNameError, did_you_mean
 from vitkit.data.config import FractalConfig
 from vitkit.data.dataset import Dataset
+from vitkit.data.decode import refuse_url
 from vitkit.data.fractals import make_fractals
 from vitkit.data.layouts.arrays import find_idx_files, find_npz_files, open_digits, open_idx, open_npz
 from vitkit.data.layouts.cifar import find_cifar, open_cifar
 from vitkit.data.layouts.files import count_suffixes, find_shards, is_image, is_pattern, walk_files
 from vitkit.data.layouts.folders import has_class_folders, has_images, open_folders, open_unlabeled
 from vitkit.data.layouts.manifests import find_manifests, has_vtab, open_manifest, open_vtab
-from vitkit.data.layouts.pairs import Pairs, open_pairs, refuse_url
+from vitkit.data.layouts.pairs import Pairs, open_pairs
 from vitkit.data.layouts.published import has_flowers, has_imagenet, has_pets, open_flowers, open_imagenet, open_pets
 from vitkit.data.layouts.shards import open_parquet, open_webdataset
 from vitkit.data.layouts.tiny_imagenet import has_tiny_imagenet, open_tiny_imagenet
@@ -111,6 +112,9 @@ def open_dataset(
     if not path.exists() and not is_pattern(path):
         parent = path.absolute().parent
         siblings = [entry.name for entry in parent.iterdir()] if parent.is_dir() else []
+        if any(character in path.name for character in "*?"):
+            hint = f'name the directory, or list the files: glob.glob("{path}")'
+            raise DataError(f"{path} is a pattern, not a path", hint=hint)
         otherwise = "give a folder of images, or digits or fractals, which are part of vitkit"
         raise DataError(f"{path} does not exist", hint=did_you_mean(path.name, [*siblings, *EMBEDDED]) or otherwise)
     return open_layout(path, LAYOUTS[layout or detect_layout(path)])

@@ -17,9 +17,12 @@ from vitkit.core.errors import VitkitError, WeightsError
 from vitkit.data.preprocessing import Preprocessing
 from vitkit.model.config import BiTConfig
 from vitkit.model.patches import PatchProjection
+from vitkit.model.pretraining_config import MaskedConfig
 from vitkit.weights import artifact as artifact_io
+from vitkit.weights import pretraining
 from vitkit.weights.artifact import FILES, FORMAT_VERSION, MODEL_CARD, REFERENCE
 from vitkit.weights.bundle import ModelBundle, reference_logits
+from vitkit.weights.pretraining import PretrainingWrapper, read_pretraining, write_pretraining
 from vitkit.zoo.registry import configure, create
 from vitkit.zoo.variants import ModelConfig
 
@@ -395,3 +398,14 @@ def test_large_sparse_json_is_not_hashed(tmp_path, monkeypatch, name) -> None:
     monkeypatch.setattr(artifact_io, "sha256", lambda path: sha256(path) if path.name != name else pytest.fail(name))
     with pytest.raises(WeightsError, match=f"{name}: damaged: too large"):
         artifact_io.read_artifact(tmp_path)
+
+
+def test_large_sparse_pretraining_weights_are_not_hashed(tmp_path, monkeypatch) -> None:
+    wrapper = PretrainingWrapper(settings=MaskedConfig(), state={"head.weight": torch.zeros(2)})
+    write_pretraining(tmp_path, wrapper)
+    assert read_pretraining(tmp_path).state.keys() == wrapper.state.keys()
+    with (tmp_path / pretraining.WEIGHTS).open("r+b") as file:
+        file.truncate(1 << 32)
+    monkeypatch.setattr(pretraining, "sha256", lambda path: pytest.fail(f"{path} is hashed"))
+    with pytest.raises(WeightsError, match=f"{pretraining.WEIGHTS}: damaged"):
+        read_pretraining(tmp_path)

@@ -25,8 +25,9 @@ def test_names_are_unique_lemmas_of_their_synsets() -> None:
     assert not has_imagenet_names(imagenet_names()[::-1])
 
 
-def test_usual_list_with_two_cranes_is_accepted(tmp_path: Path) -> None:
-    usual = [name.partition(" (")[0] for name in imagenet_names()]
+@pytest.mark.parametrize("space", [" ", "_"])
+def test_usual_list_with_two_cranes_is_accepted(tmp_path: Path, space: str) -> None:
+    usual = [name.partition(" (")[0].replace(" ", space) for name in imagenet_names()]
     (tmp_path / "names.txt").write_text("\n".join(usual), encoding="utf-8")
     names = read_labels(tmp_path / "names.txt")
     assert (names[134], names[517], names[0]) == ("crane (bird)", "crane (machine)", "tench")

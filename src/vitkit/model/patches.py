@@ -114,11 +114,11 @@ def check_images(images: object, *, channels: int, image_size: tuple[int, int] |
     height, width = ("H", "W") if image_size is None else image_size
     expected = f"the model takes one tensor B×{channels}×{height}×{width}"
     if not isinstance(images, Tensor):
-        kind, is_list = type(images).__name__, isinstance(images, list | tuple)
-        hint = f"model.preprocess({'list' if is_list else 'image'}) resizes and stacks images of any size"
+        kind, length = type(images).__name__, f" of {len(images)}" if isinstance(images, list | tuple) else ""
+        hint = f"model.preprocess({'list' if length else 'image'}) resizes and stacks images of any size"
         if kind == "ndarray":
             hint = "torch.from_numpy(images) for a normalized batch; model.preprocess(image) for pixels"
-        raise InputError(f"{expected}, got a {kind}{f' of {len(images)}' if is_list else ''}", hint=hint)
+        raise InputError(f"{expected}, got a {kind}{length}", hint=hint)
     if images.ndim != 4:
         hint = "images[None] makes a batch of one" if images.ndim == 3 else "flatten the first dimensions"
         raise InputError(f"{expected}, got {'×'.join(map(str, images.shape))}", hint=hint)

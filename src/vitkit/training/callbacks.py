@@ -58,9 +58,7 @@ class CallbackList(Callback):
     def __init__(self, callbacks: Sequence[Callback], stop: StopFlag) -> None:
         self.callbacks, self.stop = tuple(callbacks), stop
         for callback in self.callbacks:
-            if not isinstance(callback, Callback):
-                hint = "write a class derived from vitkit.Callback, with the methods that it needs"
-                raise ConfigError("a callback is not a vitkit.Callback", got=repr(callback)[:80], hint=hint)
+            check_callback(callback)
         for name in (name for name in vars(Callback) if name.startswith("on_")):
             setattr(self, name, partial(self._call, name))
 
@@ -72,3 +70,10 @@ class CallbackList(Callback):
                 if self.stop.requested:  # a second Ctrl-C
                     raise
                 self.stop.signal = "a callback"
+
+
+def check_callback(callback: object) -> None:
+    """Raise ConfigError if an object of the user's is not a callback."""
+    if not isinstance(callback, Callback):
+        hint = "write a class derived from vitkit.Callback, with the methods that it needs"
+        raise ConfigError("a callback is not a vitkit.Callback", got=repr(callback)[:80], hint=hint)

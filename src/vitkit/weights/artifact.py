@@ -238,14 +238,14 @@ def _check_version(path: Path) -> None:
 
 
 def check_size(path: Path) -> None:
-    """Validate the size of a JSON file, and size and header of a model's weights, before the file is hashed.
+    """Validate the size of a JSON file, or size and header of a model's weights, before the file is hashed.
 
     A sparse file of any size costs nothing to make, and one made to do harm can have a matching checksum.
     """
     actual = path.stat().st_size
-    if path.suffix == ".json" and actual > MAX_JSON_BYTES:
-        raise WeightsError(f"{path}: damaged: too large", expected=f"at most {MAX_JSON_BYTES:,} bytes", got=actual)
-    if path.name != WEIGHTS:
+    if path.suffix == ".json":
+        if actual > MAX_JSON_BYTES:
+            raise WeightsError(f"{path}: damaged: too large", expected=f"at most {MAX_JSON_BYTES:,} bytes", got=actual)
         return
     try:
         with open_file(path) as file:
@@ -354,7 +354,7 @@ def check_checksums(path: Path, names: Sequence[str]) -> None:
         raise WeightsError(f"{path / CHECKSUMS}: not a mapping of checksums")
     for name in names:
         try:
-            if (path / name).is_file():
+            if (name == WEIGHTS or name.endswith(".json")) and (path / name).is_file():
                 check_size(path / name)
             checksum = sha256(path / name)
         except OSError as error:

@@ -276,7 +276,7 @@ def source_name(source: ModelSource) -> str:
     return os.fspath(check_source(source))
 
 
-def check_source(source: str | os.PathLike[str]) -> str | os.PathLike[str]:
+def check_source(source: object) -> str | os.PathLike[str]:
     """Return a path or name, or raise WeightsError for another kind of object."""
     if isinstance(source, str | os.PathLike):
         if is_image(os.fspath(source)) and not Path(source).is_dir():

@@ -32,6 +32,6 @@ def imagenet_names() -> tuple[str, ...]:
 
 
 def has_imagenet_names(labels: Sequence[str]) -> bool:
-    """Return whether these are names of the 1,000 classes in their usual order."""
+    """Return whether these are names of the 1,000 classes in their usual order, with spaces or underscores."""
     is_complete = len(labels) == len(_read_classes())
-    return is_complete and all(word in labels[index].lower() for index, word in LANDMARKS.items())
+    return is_complete and all(word in labels[index].lower().replace("_", " ") for index, word in LANDMARKS.items())

@@ -111,8 +111,8 @@ def _parse_pairs(pairs: object, *, split: str) -> Iterator[tuple[StoredImage | s
         try:
             yield store_image(image), label
         except (DataError, InputError, OSError) as error:
-            hint = getattr(error, "hint", None)
-            raise DataError(f"{where}: {summarize(error)}", hint=hint or "a pair is (image, label)") from error
+            advice = getattr(error, "hint", None) or "a pair is (image, label)"
+            raise DataError(f"{where}: {summarize(error)}", hint=advice) from error
 
 
 def store_image(image: object) -> StoredImage | str:

@@ -132,8 +132,8 @@ def compare(
 
 def _load_candidates(models: Sequence[ModelSource]) -> list[_Candidate]:
     """Load the models, labeled by directory or name; the same names are labeled by path or number."""
-    if isinstance(models, str | PathLike) or not models:
-        raise ConfigError("there are no models to compare", expected="a list of models", got=models or "none")
+    if not models:
+        raise ConfigError("there are no models to compare", expected="a list of models", got="none")
     keys = [os.fspath(model) if isinstance(model, PathLike) else model for model in models]
     names = [_name_model(model) for model in models]
     candidates = []

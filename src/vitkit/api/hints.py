@@ -123,21 +123,21 @@ def find_hint(function: str, name: str, value: object, arguments: Collection[str
         return f"use {here[0]}={shorten(value)}"
     elsewhere = ELSEWHERE | ELSEWHERE_BY_FUNCTION.get(function, {})
     hints = [elsewhere[each] for each in (name, *meant) if each in elsewhere]
-    if not hints and "settings" in arguments and (found := find_setting(function, name, value)):
-        hints = [f"use {found}"]
+    if not hints and "settings" in arguments and (setting := find_setting(function, name, value)):
+        hints = [f"use {setting}"]
     return hints[0] if hints else None
 
 
 def find_setting(function: str, name: str, value: object) -> str | None:
     """Return the argument that sets what a name means by a setting; those of the model are one setting of a run."""
     names = [name, *(key for key, others in SETTING_SYNONYMS.items() if name in others)]
-    shown = shorten(value) if names == [name] or not isinstance(value, bool | str) else "…"
+    text = shorten(value) if names == [name] or not isinstance(value, bool | str) else "…"
     for config in CONFIGS.get(function, ()):
         keys = [key for each in names for key in find_keys(resolve_name(config), each)]
         if keys and function in RUNS and config == MODEL:
-            return f'settings={{"model.settings": ["{keys[0]}={shown}"]}}'
+            return f'settings={{"model.settings": ["{keys[0]}={text}"]}}'
         if keys:
-            return f'settings={{"{keys[0]}": {shown}}}'
+            return f'settings={{"{keys[0]}": {text}}}'
     return None
 
 

@@ -2,8 +2,10 @@
 
 import re
 from collections.abc import Mapping
+from importlib import metadata
 
 import torch
+from packaging.version import Version
 from torch import Tensor
 
 Tensors = Mapping[str, Tensor]
@@ -58,7 +60,7 @@ def timm_without_class_positions(ours: Tensors) -> dict[str, Tensor]:
     return {**ours, "cls_token": ours["cls_token"] + first, "pos_embed": rest}
 
 
-# transformers, as version 5 names things in memory
+# transformers, as version 5.19 names things in memory
 
 HUGGINGFACE_VIT = {
     r"cls_token": r"vit.embeddings.cls_token",
@@ -105,10 +107,38 @@ HUGGINGFACE_BIT = {
     r"head\.(.+)": r"classifier.1.\1",
 }
 QKV = ("q_proj", "k_proj", "v_proj")
+OLDER_HUGGINGFACE = (
+    (r"^(vit|deit)\.layers\.(\d+)\.mlp\.fc1\.", r"\1.layers.\2.intermediate.dense."),
+    (r"^(vit|deit)\.layers\.(\d+)\.mlp\.fc2\.", r"\1.layers.\2.output.dense."),
+    (r"^(vit|deit)\.layers\.", r"\1.encoder.layer."),
+    (r"^model\.layer\.", "layer."),
+    (r"(encoder\.layer\.\d+\.attention)\.q_proj\.", r"\1.attention.query."),
+    (r"(encoder\.layer\.\d+\.attention)\.k_proj\.", r"\1.attention.key."),
+    (r"(encoder\.layer\.\d+\.attention)\.v_proj\.", r"\1.attention.value."),
+    (r"(encoder\.layer\.\d+\.attention)\.o_proj\.", r"\1.output.dense."),
+    (r"(encoder\.layer\.\d+\.mlp)\.down_proj\.", r"\1.weights_out."),
+)
+"""The names of version 5.0; its DINOv2 has the gate and the value of a gated MLP in one layer."""
+
+
+def as_installed(theirs: Tensors) -> dict[str, Tensor]:
+    """Change names to those of the installed version."""
+    if Version(metadata.version("transformers")) >= Version("5.19"):
+        return dict(theirs)
+    older: dict[str, Tensor] = {}
+    for newest, tensor in theirs.items():
+        name = newest
+        for pattern, replacement in OLDER_HUGGINGFACE:
+            name = re.sub(pattern, replacement, name)
+        older[name] = tensor
+    for name in [name for name in older if re.search(r"encoder\.layer\.\d+\.mlp\.gate_proj\.", name)]:
+        parts = older.pop(name), older.pop(name.replace("gate_proj", "up_proj"))
+        older[name.replace("gate_proj", "weights_in")] = torch.cat(parts)
+    return older
 
 
 def huggingface_vit(ours: Tensors) -> dict[str, Tensor]:
-    return renamed(split(ours, "qkv", QKV), HUGGINGFACE_VIT)
+    return as_installed(renamed(split(ours, "qkv", QKV), HUGGINGFACE_VIT))
 
 
 def huggingface_vit_with_pooler(ours: Tensors) -> dict[str, Tensor]:
@@ -118,11 +148,11 @@ def huggingface_vit_with_pooler(ours: Tensors) -> dict[str, Tensor]:
 
 
 def huggingface_deit(ours: Tensors) -> dict[str, Tensor]:
-    return renamed(split(ours, "qkv", QKV), HUGGINGFACE_DEIT)
+    return as_installed(renamed(split(ours, "qkv", QKV), HUGGINGFACE_DEIT))
 
 
 def huggingface_dinov2(ours: Tensors) -> dict[str, Tensor]:
-    return renamed(split(ours, "qkv", QKV), HUGGINGFACE_DINOV2)
+    return as_installed(renamed(split(ours, "qkv", QKV), HUGGINGFACE_DINOV2))
 
 
 def huggingface_dinov2_gated(ours: Tensors) -> dict[str, Tensor]:
@@ -130,7 +160,7 @@ def huggingface_dinov2_gated(ours: Tensors) -> dict[str, Tensor]:
 
 
 def huggingface_dinov3(ours: Tensors) -> dict[str, Tensor]:
-    return _without_key_bias(renamed(split(ours, "qkv", QKV), HUGGINGFACE_DINOV3))
+    return _without_key_bias(as_installed(renamed(split(ours, "qkv", QKV), HUGGINGFACE_DINOV3)))
 
 
 def huggingface_dinov3_gated(ours: Tensors) -> dict[str, Tensor]:

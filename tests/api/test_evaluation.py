@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from api.tiny import CLASSES, make_model, make_pairs
 from cli.tiny_runs import Shell, photos
 from PIL import Image
@@ -48,6 +49,15 @@ def test_every_source_of_a_model_gives_the_same_metrics(shell: Shell) -> None:
     expected = evaluate("model", "photos").to_dict()
     for source in (Path("model"), make_model(), vitkit.load("model"), "model/model.safetensors"):
         assert evaluate(source, "photos").to_dict() == expected
+
+
+def test_weights_in_16_bits_are_used_in_float32(shell: Shell) -> None:
+    vitkit.save(vitkit.load("model", dtype=torch.float16), "half")
+    for source in ("half", vitkit.load("half")):
+        assert evaluate(source, "photos").count == 18
+        assert vitkit.fewshot(source, "photos", shots=[1], seeds=1, **QUIET).shots[1].seeds
+    assert vitkit.inspect("half", "photos", only=["rollout"], out="looks", progress=False).sections
+    assert vitkit.compare(["half", "model"], data="photos", **QUIET).differences
 
 
 def test_pairs_give_the_metrics_of_their_folder(shell: Shell) -> None:

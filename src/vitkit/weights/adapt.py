@@ -38,7 +38,7 @@ class AdaptResult(Result):
     @cached_property
     def model(self) -> Model:
         """The adapted model, in eval mode."""
-        return self.bundle.build_model()
+        return self.bundle.build_model(keep_dtype=True)
 
     def to_dict(self) -> dict[str, object]:
         """Return the output of `vitkit weights adapt --json`."""

@@ -32,14 +32,18 @@ class ModelBundle:
     preprocessing: Preprocessing
     labels: tuple[str, ...]
 
-    def build_model(self) -> Model:
-        """Build the module, in eval mode, with `name`, `labels` and `preprocess` set."""
+    def build_model(self, *, keep_dtype: bool = False) -> Model:
+        """Build the module, in eval mode, with `name`, `labels` and `preprocess` set.
+
+        Weights that are stored in 16 bits become float32, the type of preprocessed images, unless `keep_dtype`.
+        """
         with torch.device("meta"):
             model = build(self.config)
         load_state(model, self.state, error=f"{self.name}: the weights do not fit the configuration")
         model.name, model.labels = self.name, tuple(map(escape_surrogates, self.labels))
         model.preprocess = self.preprocessing
-        return model.eval()
+        is_half = any(tensor.dtype in {torch.float16, torch.bfloat16} for tensor in self.state.values())
+        return model.float().eval() if is_half and not keep_dtype else model.eval()
 
     def checksum(self) -> str:
         """Return the SHA-256 of the configuration and all tensors."""

@@ -350,7 +350,7 @@ def load(
     format: str | None = None,  # noqa: A002  the word users type
 ) -> Model:
     """Load a model as its author evaluated it: in eval mode, with `.preprocess`, `.labels` and `.config`."""
-    return load_bundle(source, format=format).build_model().to(device=device, dtype=dtype)
+    return load_bundle(source, format=format).build_model(keep_dtype=True).to(device=device, dtype=dtype)
 
 
 def load_bundle(source: ModelSource, *, format: str | None = None) -> ModelBundle:  # noqa: A002

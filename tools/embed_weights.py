@@ -56,8 +56,12 @@ by themselves. Larger weights, such as `timm/vit_tiny_patch16_224.augreg_in21k_f
 python tools/tiny_imagenet.py tiny-imagenet-200 tiny
 python tools/teacher_targets.py tiny/learn --teacher tiny_vit_5m_22k.onnx --out targets
 vitkit train embedded --out runs/embedded data=tiny/learn objective.feature_distillation.targets=targets
-python tools/embed_weights.py runs/embedded --names tiny-imagenet-200/words.txt --hours HOURS --accuracy TEXT
+vitkit finetune runs/embedded tiny/learn --recipe embedded-continue --out runs/embedded-2 \\
+    objective.feature_distillation.targets=targets
+python tools/embed_weights.py runs/embedded-2 --names tiny-imagenet-200/words.txt --hours HOURS --accuracy TEXT
 ```
+
+The stages so far had fewer steps than the recipes: `docs/experiments.md` has the settings of each.
 """
 
 

@@ -53,7 +53,10 @@ def test_quality_is_written_as_json(shell: Shell) -> None:
     report = vitkit.check_data_quality("photos", model="model", out="quality", **QUIET)
     assert report.report_path == Path("quality/report.html")
     assert json.loads(Path("quality/data_quality.json").read_bytes()) == json.loads(json.dumps(report.to_dict()))
-    assert report.warnings == ("skipped cat/00.png: the file is empty",)
+    assert report.warnings == (
+        "left out 1 image without a class: beside.png",
+        "skipped cat/00.png: the file is empty",
+    )
 
 
 def test_quality_finds_copies_and_wrong_labels() -> None:

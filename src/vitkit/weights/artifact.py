@@ -245,7 +245,7 @@ def check_size(path: Path) -> None:
     actual = path.stat().st_size
     if path.suffix == ".json":
         if actual > MAX_JSON_BYTES:
-            raise WeightsError(f"{path}: damaged: too large", expected=f"at most {MAX_JSON_BYTES:,} bytes", got=actual)
+            raise WeightsError(f"{path}: is too large", expected=f"at most {MAX_JSON_BYTES:,} bytes", got=actual)
         return
     try:
         with open_file(path) as file:

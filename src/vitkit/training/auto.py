@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 
 from vitkit.core.errors import ConfigError
+from vitkit.core.formatting import format_plural
 from vitkit.core.lock import lock_directory
 from vitkit.core.signals import StopFlag, StopRequested
 from vitkit.data.dataset import Dataset
@@ -357,7 +358,11 @@ class AutoRun:
             batch_size=base.schedule.batch_size,
             max_epochs=10 * MAX_EPOCHS if plan.is_scratch else MAX_EPOCHS,
         )
-        reason = f"best of {len(trials)} trials on held-out images" if trials else "there was no time for trials"
+        reason = (
+            f"best of {format_plural(len(trials), 'trial')} on held-out images"
+            if trials
+            else "there was no time for trials"
+        )
         if best is not None and steps <= best.steps:
             choice = f"final run: the trial {best.name}, {best.steps} steps ({reason}; more steps would not fit)"
             return choice, base.override(plan.settings), self.trial_path(best.name)

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from model_cases import images_for, random_vit, randomized, reference_attention, small, with_positions
 from torch import Tensor
+from torch.nn import functional
 
 from vitkit.model.attention import Attention, AxialAttention
 from vitkit.model.config import AttentionConfig, BlockConfig
@@ -16,6 +17,7 @@ from vitkit.model.positions import AttentionPositions, RelativePositions, Rotary
 GRID = (3, 4)
 WIDTH, HEADS = 16, 2
 FUSED = {"rtol": 0.0, "atol": 1e-5}  # float32: the fused kernel sums in blocks, with values of size 1
+BFLOAT16 = 6 * 2.0**-8  # of the largest value: six roundings to 8 bits
 EXACT = {"rtol": 0.0, "atol": 1e-11}  # float64: only the order of summation differs
 
 
@@ -57,6 +59,33 @@ def test_attention_weights_match_the_fused_kernel(
     by_hand = module.proj((weights @ projections.values).transpose(1, 2).flatten(2))
     fused = module(tokens, positions=AttentionPositions(rotary, relative), rows=rows)
     torch.testing.assert_close(by_hand, fused, **FUSED)
+
+
+@pytest.mark.parametrize("rows", [None, 1])
+@pytest.mark.parametrize("prefix", [0, 1])
+@pytest.mark.parametrize("relative", [False, True])
+def test_bfloat16_training_on_a_cpu_matches_the_fused_kernel(
+    relative: bool, prefix: int, rows: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module, tokens = attention(), random_tokens(prefix).requires_grad_()
+    positions = AttentionPositions(None, relative_positions(prefix) if relative else None)
+    expected = module(tokens, positions=positions, rows=rows)
+    (expected_gradient,) = torch.autograd.grad(expected.square().sum(), tokens)
+    monkeypatch.delattr(functional, "scaled_dot_product_attention")
+    with torch.autocast("cpu", torch.bfloat16):
+        actual = module(tokens, positions=positions, rows=rows).float()
+    (gradient,) = torch.autograd.grad(actual.square().sum(), tokens)
+    torch.testing.assert_close(actual, expected, rtol=0, atol=BFLOAT16 * expected.abs().max().item())
+    torch.testing.assert_close(
+        gradient, expected_gradient, rtol=0, atol=BFLOAT16 * expected_gradient.abs().max().item()
+    )
+
+
+def test_bfloat16_inference_on_a_cpu_uses_the_fused_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    module, tokens = attention().to(torch.bfloat16), random_tokens().to(torch.bfloat16)
+    monkeypatch.delattr(functional, "scaled_dot_product_attention")
+    with torch.no_grad(), pytest.raises(AttributeError, match="scaled_dot_product_attention"):
+        module(tokens)
 
 
 @given(batch=st.integers(1, 3), length=st.integers(1, 7), heads=st.integers(1, 3), share=st.integers(1, 5))

@@ -21,13 +21,36 @@ class Projections(NamedTuple):
     bias: Float[Tensor, "B A Q L"] | None
 
 
+def scaled_dot_product_attention(
+    queries: Float[Tensor, "B A Q K"],
+    keys: Float[Tensor, "B A L K"],
+    values: Float[Tensor, "B A L V"],
+    *,
+    bias: Float[Tensor, "B A Q L"] | None = None,
+    dropout: float = 0.0,
+) -> Float[Tensor, "B A Q V"]:
+    """Compute attention with PyTorch's fused kernel, except for training in bfloat16 on a CPU.
+
+    There its backward pass is slow, at 36 tokens ten times as slow as the matrix products; bench/attention.py measures
+    both.
+
+    >>> scaled_dot_product_attention(torch.ones(1, 2, 3, 4), torch.ones(1, 2, 5, 4), torch.ones(1, 2, 5, 6)).shape
+    torch.Size([1, 2, 3, 6])
+    """
+    if queries.dtype != torch.bfloat16 or queries.device.type != "cpu" or not queries.requires_grad:
+        return functional.scaled_dot_product_attention(queries, keys, values, attn_mask=bias, dropout_p=dropout)
+    logits = (queries * queries.shape[-1] ** -0.5) @ keys.transpose(2, 3)
+    weights = torch.softmax(logits if bias is None else logits + bias, dim=-1)
+    return functional.dropout(weights, dropout) @ values
+
+
 class Attention(nn.Module):
     r"""Multi-head self-attention.
 
     .. math:: \mathrm{MSA}(x) = [A_1 v_1; \dots; A_k v_k]\, U, \qquad A_i = \mathrm{softmax}(q_i k_i^\top / \sqrt{d_k})
 
-    `forward` uses PyTorch's fused kernel, which does not return the attention weights. `attention_weights` computes
-    them next to it, one head at a time, so that only one head's logits are held in addition to the result.
+    `forward` uses `scaled_dot_product_attention`, which does not return the attention weights. `attention_weights`
+    computes them next to it, one head at a time, so that only one head's logits are held in addition to the result.
 
     Args:
         config: Biases, normalization of queries and keys, dropout.
@@ -67,7 +90,7 @@ class Attention(nn.Module):
         """Return the output for the first `rows` tokens (all if None), which attend to all tokens."""
         queries, keys, values, bias = self.project(tokens, positions=positions, rows=rows)
         dropout = self.weight_dropout if self.training else 0.0
-        mixed = functional.scaled_dot_product_attention(queries, keys, values, attn_mask=bias, dropout_p=dropout)
+        mixed = scaled_dot_product_attention(queries, keys, values, bias=bias, dropout=dropout)
         return self.proj(mixed.transpose(1, 2).flatten(2))
 
     def forward_with_weights(

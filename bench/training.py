@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from statistics import median
 from typing import Any, Literal, cast, get_args
@@ -36,7 +36,7 @@ from vitkit.model.vit import ViT
 from vitkit.recipes.small import small_model
 from vitkit.training.build import build_model, build_trainer, resolve_model_config, resolve_preprocessing
 from vitkit.training.callbacks import Callback
-from vitkit.training.config import ModelChoice, OptimizerConfig, RunConfig, ScheduleConfig
+from vitkit.training.config import ModelChoice, OptimizerConfig, ParallelConfig, RunConfig, ScheduleConfig
 from vitkit.training.distributed import Ranks
 from vitkit.training.trainer import Trainer
 
@@ -60,6 +60,7 @@ class Case:
     choice: ModelChoice
     num_classes: int
     batch: int
+    precision: Literal["fp32", "bf16"] = "fp32"
 
     @property
     def config(self) -> RunConfig:
@@ -67,6 +68,7 @@ class Case:
         return RunConfig(
             model=self.choice,
             optimizer=OptimizerConfig(weight_decay=DECAY, clip=CLIP),
+            parallel=ParallelConfig(precision=self.precision),
             schedule=ScheduleConfig(batch_size=self.batch, epochs=None, steps=10**6, lr=RATE, decay="constant"),
         )
 
@@ -83,6 +85,10 @@ CASES = {
     "narrow": Case(title="width 96, depth 4, 32 px", choice=NARROW, num_classes=10, batch=32),
     "tiny": Case(title="width 128, depth 6, 64 px", choice=TINY, num_classes=200, batch=32),
     "folder": Case(title="width 192, depth 6, 96 px", choice=PHOTOS_96, num_classes=10, batch=32),
+}
+CASES |= {
+    f"{name}-bf16": replace(CASES[name], title=f"{CASES[name].title}, bf16", precision="bf16")
+    for name in ("cifar", "narrow", "tiny", "folder")
 }
 
 
@@ -263,7 +269,8 @@ def make_step(case: Case, candidate: Candidate, model: nn.Module, batch: ImageBa
 
     def step() -> float:
         optimizer.zero_grad()
-        loss = functional.cross_entropy(model(images), labels)
+        with torch.autocast("cpu", torch.bfloat16, enabled=case.precision == "bf16"):
+            loss = functional.cross_entropy(model(images), labels)
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), CLIP)
         optimizer.step()
@@ -347,10 +354,10 @@ def describe_method(results: Sequence[Result]) -> str:
     """Describe the method."""
     difference = max((result.difference for result in results), default=0.0)
     counts = [len(result.times.seconds["vitkit"]) for result in results] or [0]
-    return f"""One training step in float32 on a batch that is in memory. vitkit runs `Trainer.step`, which is
-everything that `vitkit train` does between two batches: normalization of 8-bit pixels, one-hot targets, forward,
-cross-entropy, backward, gradient norm, check for non-finite values, clipping, fused AdamW, accuracy. The plain loop
-trains timm's model with the same configuration and initial weights, using `cross_entropy`, `backward`,
+    return f"""One training step on a batch that is in memory, in float32 or with autocast to bfloat16. vitkit runs
+`Trainer.step`, which is everything that `vitkit train` does between two batches: normalization of 8-bit pixels, one-hot
+targets, forward, cross-entropy, backward, gradient norm, check for non-finite values, clipping, fused AdamW, accuracy.
+The plain loop trains timm's model with the same configuration and initial weights, using `cross_entropy`, `backward`,
 `clip_grad_norm_` and `torch.optim.AdamW` with its defaults, and again with `fused=True`; its images are normalized
 beforehand. Logits differ by at most {difference:.1e}. All models run in eager mode with the erf GELU, timm's default,
 and malloc keeps freed memory.

@@ -111,6 +111,15 @@ def test_run_probes_tries_and_trains_within_the_time(weights, tmp_path):
     assert vitkit.load(tmp_path / "run" / "probe").labels == ("ants", "bees")
 
 
+@pytest.mark.parametrize(
+    ("is_native", "setting", "expected"), [(True, "auto", "bf16"), (True, "fp32", "fp32"), (False, "auto", "fp32")]
+)
+def test_cpu_with_bf16_instructions_trains_in_bf16(weights, tmp_path, monkeypatch, is_native, setting, expected):
+    monkeypatch.setattr("vitkit.training.auto.has_bf16_instructions", lambda: is_native)
+    start(weights, tmp_path / "run", minutes=0.3, settings={"parallel.precision": setting})
+    assert vitkit.Run(tmp_path / "run").config.parallel.precision == expected
+
+
 def test_ranks_with_different_clocks_decide_alike(weights, tmp_path, launcher):
     script = Path(__file__).with_name("budget_ranks.py")
     launcher.run_ranks(script, weights, str(tmp_path / "run"), ranks=2, log=tmp_path / "log")

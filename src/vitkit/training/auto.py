@@ -19,6 +19,7 @@ from vitkit.core.signals import StopFlag, StopRequested
 from vitkit.data.dataset import Dataset
 from vitkit.data.layouts.registry import open_dataset
 from vitkit.data.verify import exclude_files, read_bad_files
+from vitkit.inference.packed import has_bf16_instructions
 from vitkit.training.auto_state import (
     PROBE,
     AutoRequest,
@@ -162,7 +163,7 @@ class AutoRun:
         return seconds if self.ranks.world_size == 1 else self.ranks.broadcast_int(round(1e6 * seconds)) / 1e6
 
     def fix_data(self, dataset: Dataset) -> tuple[RunConfig, RunConfig | None]:
-        """Return the configurations with the held-out fraction and the batch size for the number of images."""
+        """Return the configurations with the held-out fraction, the batch size and the precision."""
         train = dataset.splits.get("train") or dataset.splits.get("all") or dataset.first_split
         settings: dict[str, object] = {}
         if "data.val_fraction" not in self.request.fixed and "val" not in dataset.splits:
@@ -172,8 +173,15 @@ class AutoRun:
             settings["schedule.batch_size"] = choose_batch_size(
                 len(train), largest=largest, ranks=self.ranks.world_size
             )
+        if self.request.tuned.parallel.precision == "auto" and self.all_cpus_have_bf16():
+            settings["parallel.precision"] = "bf16"
         scratch = self.request.scratch
         return self.request.tuned.override(settings), None if scratch is None else scratch.override(settings)
+
+    def all_cpus_have_bf16(self) -> bool:
+        """Return whether every rank trains on a CPU that is faster in bf16; collective over all ranks."""
+        is_fast = self.ranks.device.type == "cpu" and has_bf16_instructions()
+        return self.ranks.all_reduce_sum([is_fast])[0] == self.ranks.world_size
 
     def context(self, config: RunConfig, dataset: Dataset) -> RunContext:
         """Return the context for reading the images in the run directory."""

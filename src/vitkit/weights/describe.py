@@ -17,8 +17,16 @@ from vitkit.typing import ModelSource
 from vitkit.weights import artifact as artifact_io
 from vitkit.weights.bundle import ModelBundle, ValuePair, are_class_numbers, diff_settings
 from vitkit.weights.io.readers import open_tensors
-from vitkit.weights.load import identify, load_stored_bundle, read_own, reads_as_artifact, resolve_source, source_name
-from vitkit.weights.rules import find_lost
+from vitkit.weights.load import (
+    IdentifiedWeights,
+    identify,
+    load_stored_bundle,
+    read_own,
+    reads_as_artifact,
+    resolve_source,
+    source_name,
+)
+from vitkit.weights.rules import KeyMatch, find_lost
 from vitkit.zoo.registry import create
 from vitkit.zoo.variants import ModelConfig
 
@@ -88,20 +96,9 @@ def describe_source(source: ModelSource, *, format: str | None = None) -> Weight
     with open_tensors(path) as tensors:
         weights = identify(tensors, format=format)
         match = weights.key_match
-        return WeightsInfo(
-            file=source_name(source),
-            format=weights.format.name,
-            title=weights.format.title,
-            model=weights.name,
-            config=weights.config,
-            preprocessing=weights.preprocessing,
-            labels=weights.labels,
-            missing=match.missing,
-            extra=match.extra,
-            dropped=(*match.ignored, *(() if match.missing else find_lost(weights.rules, tensors))),
-            notes=weights.notes,
-            dtypes=_dtype_names(tensors.dtypes.values()),
-        )
+        info = _describe(weights, source, match=match, dtypes=tensors.dtypes.values(), notes=weights.notes)
+        dropped = (*match.ignored, *(() if match.missing else find_lost(weights.rules, tensors)))
+        return replace(info, format=weights.format.name, title=weights.format.title, dropped=dropped)
 
 
 def load_described(source: ModelSource, *, format: str | None = None) -> tuple[WeightsInfo, ModelBundle]:  # noqa: A002
@@ -116,23 +113,34 @@ def load_described(source: ModelSource, *, format: str | None = None) -> tuple[W
 
 def _describe_own(bundle: ModelBundle, notes: tuple[str, ...], source: ModelSource) -> WeightsInfo:
     expected = create(bundle.config, device="meta").state_dict().keys()
+    names = bundle.state.keys()
+    match = KeyMatch(missing=tuple(sorted(expected - names)), extra=tuple(sorted(names - expected)))
+    dtypes = (tensor.dtype for tensor in bundle.state.values())
+    return _describe(bundle, source, match=match, dtypes=dtypes, notes=notes)
+
+
+def _describe(
+    model: ModelBundle | IdentifiedWeights,
+    source: ModelSource,
+    *,
+    match: KeyMatch,
+    dtypes: Iterable[torch.dtype],
+    notes: tuple[str, ...],
+) -> WeightsInfo:
+    """Return the description of a model as one of vitkit's own."""
     return WeightsInfo(
         file=source_name(source),
         format=artifact_io.FORMAT_NAME,
         title=artifact_io.FORMAT_TITLE,
-        model=bundle.name,
-        config=bundle.config,
-        preprocessing=bundle.preprocessing,
-        labels=bundle.labels,
-        missing=tuple(sorted(expected - bundle.state.keys())),
-        extra=tuple(sorted(bundle.state.keys() - expected)),
+        model=model.name,
+        config=model.config,
+        preprocessing=model.preprocessing,
+        labels=model.labels,
+        missing=match.missing,
+        extra=match.extra,
         notes=notes,
-        dtypes=_dtype_names(tensor.dtype for tensor in bundle.state.values()),
+        dtypes=tuple(sorted({str(dtype).removeprefix("torch.") for dtype in dtypes})),
     )
-
-
-def _dtype_names(dtypes: Iterable[torch.dtype]) -> tuple[str, ...]:
-    return tuple(sorted({str(dtype).removeprefix("torch.") for dtype in dtypes}))
 
 
 def describe_preprocessing(preprocessing: Preprocessing) -> str:

@@ -16,7 +16,7 @@ from vitkit.core.environment import release_freed_memory
 from vitkit.core.errors import UnknownNameError, WeightsError, did_you_mean
 from vitkit.core.files import sha256, write_text
 from vitkit.core.result import Result
-from vitkit.core.signals import ProgressFunction, ignore_progress
+from vitkit.core.signals import ProgressFunction
 from vitkit.data.fingerprint import fingerprint_contents
 from vitkit.exporters import atomic_output
 from vitkit.exporters.example import format_example, format_readme, preprocessing_json
@@ -87,12 +87,12 @@ def export_model(
     model: ModelSource,
     out: Path,
     *,
-    to: str = "huggingface",
-    images: DataSource | None = None,
-    settings: Settings | None = None,
-    overwrite: bool = False,
-    report: Report = lambda message: None,
-    progress: ProgressFunction = ignore_progress,
+    to: str,
+    images: DataSource | None,
+    settings: Settings,
+    overwrite: bool,
+    report: Report,
+    progress: ProgressFunction,
 ) -> ExportResult:
     """Write a model for a runtime (`RUNTIMES`) or another library and verify it. Repeating it changes nothing."""
     runtime, target = _find_target(to)
@@ -105,7 +105,7 @@ def export_model(
         _check_output(out, model, overwrite=overwrite, as_directory=as_directory)
     info, bundle = load_described(model)
     report(f"read {info.file}: {info.title}, {info.model}")
-    config, changes = change_config(bundle, settings or {}, source=source_name(model))
+    config, changes = change_config(bundle, settings, source=source_name(model))
     bundle = replace(bundle, config=config)
     request: dict[str, object] = {"to": to, "model": bundle.fingerprint(), "images": _identify_images(images)}
     verification = _find_existing(out, request) if exists else None

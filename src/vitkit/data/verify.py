@@ -60,25 +60,13 @@ class BadFile:
 class VerifiedImages:
     """Images that cannot be decoded, and the file status and checksum of every image, from which to fingerprint them.
 
-    `digests` are zero for images that cannot be read.
+    All are in the order of the source. `digests` are zero for images that cannot be read.
     """
 
     source: ImageSource
     bad: list[BadFile]
     statuses: NDArray[np.int64]
     digests: NDArray[np.uint8]
-
-
-def find_bad_files(
-    source: ImageSource,
-    *,
-    channels: int = 3,
-    workers: int = 0,
-    progress: Callable[[int], None] = lambda images: None,
-    cache: ImageCache | None = None,
-) -> list[BadFile]:
-    """Return the images that cannot be decoded, in the order of the source; see `verify_images`."""
-    return verify_images(source, channels=channels, workers=workers, progress=progress, cache=cache).bad
 
 
 def verify_images(
@@ -145,7 +133,7 @@ def skip_unreadable(
     """
     if source.always_readable:
         return source, []
-    bad = find_bad_files(source, channels=channels, workers=workers, progress=progress)
+    bad = verify_images(source, channels=channels, workers=workers, progress=progress).bad
     if bad and len(bad) == len(source):
         hint = f"vitkit data check {shlex.quote(path)} lists all of them"
         raise DataError(f"{path}: none of the {len(bad)} images can be read; {bad[0].name}: {bad[0].reason}", hint=hint)

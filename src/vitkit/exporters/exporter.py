@@ -15,7 +15,7 @@ import torch
 from vitkit.core.environment import release_freed_memory
 from vitkit.core.errors import UnknownNameError, WeightsError, did_you_mean
 from vitkit.core.files import sha256, write_text
-from vitkit.core.result import Result
+from vitkit.core.result import Result, fields_to_json
 from vitkit.core.signals import ProgressFunction
 from vitkit.data.fingerprint import fingerprint_contents
 from vitkit.exporters import atomic_output
@@ -71,12 +71,6 @@ class ExportResult(Result):
     dropped: tuple[str, ...] = ()
     differs: tuple[str, ...] = ()
     already_existed: bool = False
-
-    def to_dict(self) -> dict[str, object]:
-        """Return the result as JSON values."""
-        values = vars(self) | {"path": str(self.path)}
-        del values["warnings"]
-        return {key: list(value) if isinstance(value, tuple) else value for key, value in values.items()}
 
     def highlights(self) -> dict[str, object]:
         """Return path, format and verification."""
@@ -235,7 +229,7 @@ def write_program(
         "against": f"vitkit {metadata.version('vitkit')} on torch {torch.__version__}, float32",
         "summary": summary,
         **used_images,
-        **comparison.to_json(),
+        **fields_to_json(comparison),
         "example": example,
     }
 

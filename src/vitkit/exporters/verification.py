@@ -12,7 +12,7 @@ import sys
 import tempfile
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import chain, cycle, islice
 from pathlib import Path
 
@@ -171,14 +171,6 @@ class OutputComparison:
     features_difference: float | None
     """None if the program has no features output."""
     features_allowed: float
-
-    def to_json(self) -> dict[str, object]:
-        """Return the fields, with None for numbers that are not finite."""
-        fields = asdict(self) | {"batch_sizes": list(self.batch_sizes)}
-        return {
-            key: None if isinstance(value, float) and not math.isfinite(value) else value
-            for key, value in fields.items()
-        }
 
     def summary(self) -> str:
         """Describe the comparison in one line."""

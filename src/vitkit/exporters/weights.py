@@ -9,6 +9,7 @@ import torch
 
 from vitkit.core.errors import WeightsError
 from vitkit.core.files import write_text
+from vitkit.core.result import fields_to_json
 from vitkit.core.sizes import pair
 from vitkit.exporters.example import format_example, preprocessing_json
 from vitkit.exporters.runtime import FEATURES, LOGITS, FloatArray
@@ -65,7 +66,7 @@ def verify_weights(
         "runtime": f"vitkit {metadata.version('vitkit')}",
         "against": f"the model before export, on torch {torch.__version__}, float32",
         **used_images,
-        **comparison.to_json(),
+        **fields_to_json(comparison),
     }
     summary = [f"read by vitkit, {comparison.summary()}"]
     if to == artifact_io.FORMAT_NAME:
@@ -113,7 +114,7 @@ def compare_with_library(
 
         title = f"{against} with the exported weights"
         comparison, _ = verify_outputs(run_library, bundle, title=title, images=images, model=run_model)
-    return {"against": against, "summary": comparison.summary(), **comparison.to_json()}
+    return {"against": against, "summary": comparison.summary(), **fields_to_json(comparison)}
 
 
 def add_example(

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 
 from vitkit.core.errors import ConfigError, InputError, check_positive
+from vitkit.core.result import to_json
 from vitkit.core.shapes import Float, Tensor
 from vitkit.data.dataset import ImageSource
 from vitkit.data.decode import ImageLike
@@ -99,7 +100,7 @@ class Predictor:
     def describe_engine(self, agreement: Agreement | None = None) -> dict[str, object]:
         """Return the settings of the engine as JSON values; its name changes if compiling fails."""
         settings = {"precision": self.precision, "merge": self.merge, "engine": self.engine.name}
-        return settings | ({"agreement": agreement and agreement.to_json()} if self.is_approximate else {})
+        return settings | ({"agreement": to_json(agreement)} if self.is_approximate else {})
 
     def __call__(self, images: ImageLike | Sequence[ImageLike], top: int = 5) -> Predictions:
         """Return the most probable classes of each image, in descending order.

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from vitkit.core.errors import ConfigError, DataError, TrainingError, summarize
 from vitkit.core.formatting import format_clock
+from vitkit.core.result import to_json
 from vitkit.core.signals import StopFlag, StopRequested
 from vitkit.data.layouts.registry import open_dataset
 from vitkit.data.verify import skip_unreadable
@@ -254,7 +255,7 @@ def evaluate_task(
         "left_out": prepared.left_out,
         "result": result.to_dict(),
     }
-    record |= {} if result.real is None else {"real": result.real.to_dict()}
+    record |= {} if result.real is None else {"real": to_json(result.real)}
     write_json(path / EVALUATION_FILE, record)
 
 

@@ -70,15 +70,6 @@ class ConversionResult(Result):
     differs: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
-    def to_dict(self) -> dict[str, object]:
-        """Return the output of `vitkit weights convert --json`."""
-        values = vars(self) | {"path": str(self.path)}
-        return {
-            key: list(value) if isinstance(value, tuple) else value
-            for key, value in values.items()
-            if key != "warnings"
-        }
-
 
 def convert_source(
     source: ModelSource,

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import torch
 
-from vitkit.core.config import to_mapping
-from vitkit.core.result import Result
+from vitkit.core.result import Result, select
 from vitkit.core.shapes import Tensor
 from vitkit.core.sizes import Size, format_size
 from vitkit.data.preprocessing import Preprocessing
@@ -69,22 +68,11 @@ class WeightsInfo(Result):
     def to_dict(self) -> dict[str, object]:
         """Return the output of `vitkit weights info --json`."""
         return {
-            "file": self.file,
-            "format": self.format,
-            "title": self.title,
-            "model": self.model,
-            "classes": self.classes,
-            "image_size": self.image_size,
+            **select(self, "file", "format", "title", "model", "classes", "image_size"),
             "channels": self.config.channels,
-            "parameters": self.parameters,
-            "missing": list(self.missing),
-            "extra": list(self.extra),
-            "dropped": list(self.dropped),
-            "preprocessing": to_mapping(self.preprocessing),
+            **select(self, "parameters", "missing", "extra", "dropped", "preprocessing"),
             "labels": None if are_class_numbers(self.labels) else list(self.labels),
-            "notes": list(self.notes),
-            "dtypes": list(self.dtypes),
-            "config": to_mapping(self.config),
+            **select(self, "notes", "dtypes", "config"),
         }
 
 
@@ -183,10 +171,6 @@ class TensorDifference:
         """Whether all values are equal."""
         return self.max_difference == 0.0
 
-    def to_dict(self) -> dict[str, object]:
-        """Return the difference as JSON values."""
-        return vars(self) | {"shape": list(self.shape), "other_shape": list(self.other_shape)}
-
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class WeightsDiff(Result):
@@ -224,14 +208,9 @@ class WeightsDiff(Result):
         return {
             "max_difference": self.max_difference,
             "same": self.is_same,
-            "same_weights": self.same_weights,
-            "tensors": [tensor.to_dict() for tensor in self.tensors],
+            **select(self, "same_weights", "tensors"),
             "reshaped": [tensor.name for tensor in self.tensors if tensor.shape != tensor.other_shape],
-            "only_a": list(self.only_a),
-            "only_b": list(self.only_b),
-            "config": {key: pair._asdict() for key, pair in self.config.items()},
-            "preprocessing": {key: pair._asdict() for key, pair in self.preprocessing.items()},
-            "labels_differ": self.labels_differ,
+            **select(self, "only_a", "only_b", "config", "preprocessing", "labels_differ"),
         } | {key: {"file": info.file, "format": info.format} for key, info in sources.items() if info}
 
 

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from vitkit.core.environment import usable_cores
 from vitkit.core.errors import DataError, summarize
+from vitkit.core.formatting import shorten_list
 from vitkit.core.result import Result, draw, select
 from vitkit.data.contact_sheet import write_contact_sheet
 from vitkit.data.dataset import UNLABELED, Dataset, ImageSource, count_labels, hash_image
 from vitkit.data.decode import ImageHeader, read_header
-from vitkit.data.layouts.files import list_left_out, shorten_list
+from vitkit.data.layouts.files import list_left_out
 from vitkit.data.verify import BadFile, check_image, map_images, read_image
 
 if TYPE_CHECKING:
@@ -125,7 +126,7 @@ class DataSummary(Result):
                 split: {"images": images, "counts": dict(zip(self.classes, self.split_counts[split], strict=True))}
                 for split, images in self.splits.items()
             },
-            "bad": [{"file": file.name, "reason": file.reason, "split": split} for split, file in self.bad],
+            "bad": [file.to_dict() | {"split": split} for split, file in self.bad],
             **select(self, "sizes", "modes"),
             "duplicates": [group.to_dict(self.classes) for group in self.duplicates],
             **select(self, "left_out", "warnings", "contact_sheet"),

@@ -55,6 +55,10 @@ class BadFile:
     name: str
     reason: str
 
+    def to_dict(self) -> dict[str, object]:
+        """Return the file and the reason as in JSON and CSV files."""
+        return {"file": self.name, "reason": self.reason}
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class VerifiedImages:
@@ -252,7 +256,7 @@ def _process_chunk(start: int) -> list[object]:
 
 def write_bad_files(path: Path | str, bad: Sequence[BadFile]) -> None:
     """Write a CSV file with the columns file and reason."""
-    write_csv(path, [{"file": file.name, "reason": file.reason} for file in bad], ["file", "reason"])
+    write_csv(path, [file.to_dict() for file in bad], ["file", "reason"])
 
 
 def read_bad_files(path: Path | str) -> list[BadFile]:

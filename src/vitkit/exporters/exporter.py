@@ -14,7 +14,7 @@ import torch
 
 from vitkit.core.environment import release_freed_memory
 from vitkit.core.errors import UnknownNameError, WeightsError, did_you_mean
-from vitkit.core.files import sha256, write_text
+from vitkit.core.files import sha256, write_json, write_text
 from vitkit.core.result import Result, fields_to_json
 from vitkit.core.signals import ProgressFunction
 from vitkit.data.fingerprint import fingerprint_contents
@@ -28,7 +28,7 @@ from vitkit.exporters.verification import EXAMPLE, VerificationImages, verify_ex
 from vitkit.exporters.weights import FILES, PREPROCESSING, verify_weights, write_companion_files
 from vitkit.inference.image_inputs import describe_data, open_data_images
 from vitkit.typing import DataSource, ModelSource, Settings
-from vitkit.weights.artifact import FORMAT_NAME, FORMAT_TITLE, LABELS, write_json
+from vitkit.weights.artifact import FORMAT_NAME, FORMAT_TITLE, LABELS
 from vitkit.weights.bundle import ModelBundle
 from vitkit.weights.convert import change_config, check_output, preprocessing_differences, read_back, write_format
 from vitkit.weights.describe import load_described

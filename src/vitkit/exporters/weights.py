@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from vitkit.core.errors import WeightsError
-from vitkit.core.files import write_text
+from vitkit.core.files import write_json, write_text
 from vitkit.core.result import fields_to_json
 from vitkit.core.sizes import pair
 from vitkit.exporters.example import format_example, preprocessing_json
@@ -16,7 +16,6 @@ from vitkit.exporters.runtime import FEATURES, LOGITS, FloatArray
 from vitkit.exporters.verification import EXAMPLE, VerificationImages, model_runner, verify_example, verify_outputs
 from vitkit.model.config import ViTConfig
 from vitkit.weights import artifact as artifact_io
-from vitkit.weights.artifact import write_json
 from vitkit.weights.bundle import ModelBundle
 from vitkit.weights.formats.registry import get_format
 from vitkit.weights.formats.timm import TIMM

@@ -16,6 +16,7 @@ import torch
 
 from vitkit.core import metrics_log
 from vitkit.core.errors import ConfigError, TrainingError
+from vitkit.core.files import write_json
 from vitkit.core.signals import StopFlag, StopRequested
 from vitkit.core.sizes import format_size
 from vitkit.data.config import check_augment
@@ -55,7 +56,6 @@ from vitkit.training.run_dir import (
     was_evaluated,
 )
 from vitkit.training.trainer import Trainer
-from vitkit.weights.artifact import write_json
 from vitkit.weights.bundle import ModelBundle
 from vitkit.weights.run_checkpoint import write_description
 from vitkit.zoo.registry import create

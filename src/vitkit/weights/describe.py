@@ -26,6 +26,7 @@ from vitkit.weights.load import (
     source_name,
 )
 from vitkit.weights.rules import KeyMatch, find_lost
+from vitkit.zoo.cost import count_parameters
 from vitkit.zoo.registry import create
 from vitkit.zoo.variants import ModelConfig
 
@@ -63,7 +64,7 @@ class WeightsInfo(Result):
     @cached_property
     def parameters(self) -> int:
         """Number of parameters of the complete model."""
-        return sum(parameter.numel() for parameter in create(self.config, device="meta").parameters())
+        return count_parameters(self.config)
 
     def to_dict(self) -> dict[str, object]:
         """Return the output of `vitkit weights info --json`."""

@@ -195,7 +195,6 @@ class StandardErrorHandler(logging.Handler):
 def configure_logging(
     log_format: LogFormat = "text",
     *,
-    level: int = logging.INFO,
     handler: logging.Handler | None = None,
     has_timestamps: bool = False,
 ) -> None:
@@ -211,7 +210,7 @@ def configure_logging(
         root.removeHandler(previous)
     root.addHandler(handler)
     root.setLevel(logging.ERROR)
-    logging.getLogger("vitkit").setLevel(level)
+    logging.getLogger("vitkit").setLevel(logging.INFO)
 
 
 def get_log_format() -> LogFormat:

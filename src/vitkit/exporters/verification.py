@@ -63,21 +63,15 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 class VerificationImages:
     """Images on which an export is verified.
 
-    `unreadable` is the number of images that could not be read, after `batches` was consumed. `progress` receives the
-    number of images read so far.
+    `unreadable` is the number of images that could not be read, after `batches` was consumed. `progress` is called with
+    the number of images read so far.
     """
 
-    def __init__(
-        self,
-        source: ImageSource,
-        *,
-        preprocessing: Preprocessing,
-        description: str,
-        progress: Callable[[int], None] = lambda count: None,
-    ) -> None:
+    def __init__(self, source: ImageSource, *, preprocessing: Preprocessing, description: str) -> None:
         count = min(len(source), MAX_IMAGES)
         self.source = Subset(source, [index * len(source) // count for index in range(count)])
-        self.preprocessing, self.description, self.progress = preprocessing, description, progress
+        self.preprocessing, self.description = preprocessing, description
+        self.progress: Callable[[int], None] = lambda count: None
         self.unreadable = 0
 
     def __len__(self) -> int:

@@ -74,7 +74,7 @@ def predict_images(
     agreement = measure_predictor(predictor, source, calibration=calibration, report=report)
     advance = start_task(progress, TASK, len(source))
     result = predict_source(predictor, source, options, agreement=agreement, progress=advance)
-    return replace(result, left_out=source.left_out, warnings=_list_warnings(result.skipped, source.left_out))
+    return _add_warnings(result, source.left_out)
 
 
 def predict_to_file(
@@ -104,7 +104,7 @@ def predict_to_file(
     file = PredictionFile(shard.path(out), request, fingerprints=fingerprint_inputs(model, part))
     if file.is_complete():
         report(f"already complete: {file.path}")
-        return _read_file(file.path, file.read_metadata(), images=part, left_out=left_out)
+        return _add_warnings(_read_file(file.path, file.read_metadata(), images=part), left_out)
     predictor = open_predictor(model, options, device=device, report=report)
     agreement = measure_predictor(predictor, source, calibration=calibration, report=report)
     with file.open() as resumed, catch_stop_signals() as stop:
@@ -121,28 +121,25 @@ def predict_to_file(
         features = predictor.model.config.num_features if options.features else 0
         engine = predictor.describe_engine(agreement)
         metadata = file.finalize(model=predictor.model.name, classes=classes, features=features, engine=engine)
-    return _read_file(file.path, metadata, images=part, left_out=left_out)
+    return _add_warnings(_read_file(file.path, metadata, images=part), left_out)
 
 
-def _read_file(path: Path, metadata: dict[str, Any], *, images: ImageSource, left_out: tuple[str, ...]) -> Predictions:
-    skipped = tuple(BadFile(each["file"], each["reason"]) for each in metadata["bad"])
+def _read_file(path: Path, metadata: dict[str, Any], *, images: ImageSource) -> Predictions:
     agreement = metadata.get("agreement")
     return Predictions(
         rows=StoredPredictions(path, size=metadata["images"]),
         path=path,
-        skipped=skipped,
+        skipped=tuple(BadFile(each["file"], each["reason"]) for each in metadata["bad"]),
         agreement=None if agreement is None else Agreement.from_json(agreement),
         metadata=metadata,
         images=images,
-        left_out=left_out,
-        warnings=_list_warnings(skipped, left_out),
     )
 
 
-def _list_warnings(skipped: Sequence[BadFile], left_out: Sequence[str]) -> tuple[str, ...]:
+def _add_warnings(result: Predictions, left_out: tuple[str, ...]) -> Predictions:
     warnings = list_left_out(left_out)
-    warn_skipped(skipped, warnings.append)
-    return tuple(warnings)
+    warn_skipped(result.skipped, warnings.append)
+    return replace(result, left_out=left_out, warnings=tuple(warnings))
 
 
 def open_predictor(

@@ -51,7 +51,7 @@ def recipes() -> Iterator[Recipe]:
         yield Recipe(
             GROUP,
             name,
-            partial(distilled, model),
+            partial(imagenet_distilled, model),
             f"{model} on ImageNet with a teacher, 300 epochs",
             f"{train_command(name)} objective.distillation.teacher=RUN",
             f"{exaflops:g} exaFLOPs by our count, and the teacher's forward passes; not timed",
@@ -73,7 +73,7 @@ def recipes() -> Iterator[Recipe]:
     yield replace(first, name="embedded-continue", make=next_stage, summary=summary, command=command, rates=(0.02,))
 
 
-def distilled(model: str) -> RunConfig:
+def imagenet_distilled(model: str) -> RunConfig:
     """Return the run of a model of the paper, without a teacher."""
     return RunConfig(
         model=ModelChoice(name=model, image_size=224, settings=("dropout.stochastic_depth=0.1",)),

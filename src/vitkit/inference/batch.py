@@ -6,8 +6,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from vitkit.core.signals import Interrupted, ProgressFunction, catch_stop_signals, ignore_progress, start_task
 from vitkit.data.dataset import ImageSource, Subset
 from vitkit.data.decode import ImageLike
@@ -61,17 +59,15 @@ class Shard:
 def predict_images(
     model: ModelSource,
     images: Sequence[ImageLike],
-    *,
     options: PredictionOptions,
-    device: torch.device,
-    calibration: DataSource | None = None,
+    *,
     report: Report,
     progress: ProgressFunction = ignore_progress,
 ) -> Predictions:
     """Return the predictions for all images."""
     source = open_images(images)
-    predictor = open_predictor(model, options, device=device, report=report)
-    agreement = measure_predictor(predictor, source, calibration=calibration, report=report)
+    predictor = open_predictor(model, options, report=report)
+    agreement = measure_predictor(predictor, source, calibration=options.calibration, report=report)
     advance = start_task(progress, TASK, len(source))
     result = predict_source(predictor, source, options, agreement=agreement, progress=advance)
     return _add_warnings(result, source.left_out)
@@ -80,12 +76,10 @@ def predict_images(
 def predict_to_file(
     model: ModelSource,
     images: Sequence[ImageLike],
-    out: Path,
-    *,
     options: PredictionOptions,
-    device: torch.device,
-    calibration: DataSource | None = None,
-    shard: Shard | None = None,
+    *,
+    out: Path,
+    shard: Shard,
     report: Report,
     progress: ProgressFunction = ignore_progress,
 ) -> Predictions:
@@ -94,7 +88,6 @@ def predict_to_file(
     An interrupted call leaves what is done and raises `Interrupted`; the same call resumes there. A completed file of
     the same call is returned without loading the model.
     """
-    shard = shard or Shard()
     source = open_images(images)
     part, left_out = shard.select(source), () if shard.rank else source.left_out
     request: dict[str, object] = {"model": source_name(model), "images": describe_images(images), "top": options.top}
@@ -105,8 +98,8 @@ def predict_to_file(
     if file.is_complete():
         report(f"already complete: {file.path}")
         return _add_warnings(_read_file(file.path, file.read_metadata(), images=part), left_out)
-    predictor = open_predictor(model, options, device=device, report=report)
-    agreement = measure_predictor(predictor, source, calibration=calibration, report=report)
+    predictor = open_predictor(model, options, report=report)
+    agreement = measure_predictor(predictor, source, calibration=options.calibration, report=report)
     with file.open() as resumed, catch_stop_signals() as stop:
         if resumed:
             report(f"resuming after {resumed:,} of {len(part):,} images")
@@ -142,12 +135,10 @@ def _add_warnings(result: Predictions, left_out: tuple[str, ...]) -> Predictions
     return replace(result, left_out=left_out, warnings=tuple(warnings))
 
 
-def open_predictor(
-    model: ModelSource, options: PredictionOptions, *, device: torch.device, report: Report
-) -> Predictor:
+def open_predictor(model: ModelSource, options: PredictionOptions, *, report: Report) -> Predictor:
     """Load a model with the engine that the options select. Report a native build, and why a slower engine is used."""
     loaded = model if isinstance(model, Model) else load(model)
-    precision, merge = options.precision, options.merge
+    precision, merge, device = options.precision, options.merge, options.device
     build_native_if_needed(loaded, precision=precision, device=device, merge=merge, report=report)
     predictor = Predictor(loaded, device=device, batch_size=options.batch_size, precision=precision, merge=merge)
     if predictor.fallback_reason is not None:
@@ -158,7 +149,7 @@ def open_predictor(
 
 
 def measure_predictor(
-    predictor: Predictor, source: ImageSource, *, calibration: DataSource | None = None, report: Report
+    predictor: Predictor, source: ImageSource, *, calibration: DataSource | None, report: Report
 ) -> Agreement | None:
     """Measure and report how an approximate engine agrees with fp32; None if it is exact or no image is readable."""
     if not predictor.is_approximate:

@@ -10,7 +10,7 @@ from vitkit.core.result import to_json
 from vitkit.core.shapes import Float, Tensor
 from vitkit.data.dataset import ImageSource
 from vitkit.data.decode import ImageLike
-from vitkit.data.loader import ImageBatch, make_evaluation_loader
+from vitkit.data.loader import CPU, ImageBatch, make_evaluation_loader
 from vitkit.data.preprocessing import Preprocessing
 from vitkit.data.verify import find_reason
 from vitkit.inference.agreement import Agreement
@@ -18,7 +18,7 @@ from vitkit.inference.engine import Precision, check_precision, resolve_device
 from vitkit.inference.image_inputs import list_images, open_images
 from vitkit.inference.predictions import ImagePrediction, Prediction, Predictions, count_images, list_skipped
 from vitkit.inference.select import select_engine
-from vitkit.typing import ModelSource
+from vitkit.typing import DataSource, ModelSource
 from vitkit.weights.load import load
 from vitkit.zoo.registry import Model
 
@@ -36,6 +36,9 @@ class PredictionOptions:
     merge: int = 0
     batch_size: int = 32
     workers: int = 0
+    device: torch.device = CPU
+    calibration: DataSource | None = None
+    """Images on which an approximate engine is compared with fp32; by default the first of those to predict."""
 
     def __post_init__(self) -> None:
         check_positive("top", self.top)

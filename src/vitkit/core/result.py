@@ -6,13 +6,12 @@ from dataclasses import dataclass, fields, is_dataclass
 from html import escape
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from vitkit.core.formatting import safe_text
 
 if TYPE_CHECKING:
     import matplotlib.figure
-    from _typeshed import DataclassInstance
 
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
@@ -57,7 +56,7 @@ def select(value: object, *names: str) -> dict[str, object]:
     return {name: to_json(getattr(value, name)) for name in names}
 
 
-def fields_to_json(value: "DataclassInstance") -> dict[str, object]:
+def fields_to_json(value: Any) -> dict[str, object]:
     """Return the fields of a dataclass, but for `warnings`, as JSON values."""
     return select(value, *(field.name for field in fields(value) if field.name != "warnings"))
 
@@ -80,7 +79,7 @@ def to_json(value: object) -> object:
             return [to_json(inner) for inner in value]
         case float():
             return value if math.isfinite(value) else None
-    return fields_to_json(value) if is_dataclass(value) and not isinstance(value, type) else value
+    return fields_to_json(value) if is_dataclass(value) else value
 
 
 def draw(plot: str, result: object) -> "matplotlib.figure.Figure":

@@ -15,6 +15,7 @@ from cli.tiny_runs import Shell, photos
 from PIL import Image
 
 import vitkit
+from vitkit.core.result import to_json
 from vitkit.errors import ArgumentError, ConfigError, DataError, InputError
 from vitkit.inference import outputs, predictor
 from vitkit.inference.predictions import Predictions
@@ -192,7 +193,7 @@ def test_agreement_is_measured_for_approximate_engines(model: vitkit.ViT, tmp_pa
     calibrated = predict(model, images, precision="int8", calibration=pairs, out=tmp_path / "out.csv")
     assert calibrated.agreement is not None
     assert calibrated.agreement.images == 2
-    assert calibrated.to_dict()["agreement"] == calibrated.agreement.to_json()
+    assert calibrated.to_dict()["agreement"] == to_json(calibrated.agreement)
 
 
 def test_model_of_the_caller_is_not_changed(model: vitkit.ViT) -> None:

@@ -14,7 +14,7 @@ from vitkit.data.dataset import ConcatSource, ImageSource, StoredImage, Subset, 
 from vitkit.data.fingerprint import Fingerprint, describe_changes, fingerprint_contents
 from vitkit.data.image_cache import ImageCache, open_image_cache
 from vitkit.data.layouts.registry import open_dataset
-from vitkit.data.verify import BadFile, exclude_files, find_bad_files, verify_images
+from vitkit.data.verify import BadFile, exclude_files, verify_images
 
 
 def png(number: int) -> bytes:
@@ -72,23 +72,23 @@ def count_reads(path: Path) -> CountingSource:
 
 def test_second_verification_decodes_nothing(photos: Path, cache: ImageCache, decoded: list[int]) -> None:
     (photos / "dog" / "3.png").write_bytes(b"broken")
-    bad = find_bad_files(count_reads(photos), cache=cache)
+    bad = verify_images(count_reads(photos), cache=cache).bad
     assert [file.name for file in bad] == ["dog/3.png"]
     assert len(decoded) == 7
     source, progress = count_reads(photos), list[int]()
-    assert find_bad_files(source, cache=cache, progress=progress.append) == bad
+    assert verify_images(source, cache=cache, progress=progress.append).bad == bad
     assert len(decoded) == 7
     assert source.reads == []
     assert sum(progress) == 7
 
 
 def test_only_new_and_changed_images_are_decoded(photos: Path, cache: ImageCache, decoded: list[int]) -> None:
-    find_bad_files(count_reads(photos), cache=cache)
+    verify_images(count_reads(photos), cache=cache)
     (photos / "cat" / "1.png").write_bytes(b"broken")
     (photos / "cat" / "9.png").write_bytes(png(20))
     source = count_reads(photos)
     decoded.clear()
-    assert find_bad_files(source, cache=cache) == [
+    assert verify_images(source, cache=cache).bad == [
         BadFile("cat/1.png", "not a JPEG, PNG, GIF, BMP, TIFF, WEBP, PPM, AVIF or HEIF file")
     ]
     assert source.reads == ["cat/1.png", "cat/9.png"]
@@ -105,14 +105,14 @@ def test_interrupted_verification_continues(
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        find_bad_files(count_reads(photos), cache=cache, progress=stop)
-    assert find_bad_files(count_reads(photos), cache=cache) == []
+        verify_images(count_reads(photos), cache=cache, progress=stop)
+    assert verify_images(count_reads(photos), cache=cache).bad == []
     assert len(decoded) == 6
 
 
 def test_other_channels_are_verified_again(photos: Path, cache: ImageCache, decoded: list[int]) -> None:
-    find_bad_files(count_reads(photos), cache=cache)
-    assert len(find_bad_files(count_reads(photos), cache=cache, channels=2)) == 6
+    verify_images(count_reads(photos), cache=cache)
+    assert len(verify_images(count_reads(photos), cache=cache, channels=2).bad) == 6
     assert len(decoded) == 12
 
 
@@ -120,12 +120,12 @@ def test_other_channels_are_verified_again(photos: Path, cache: ImageCache, deco
 def test_images_in_archives_are_cached(layout: str, tmp_path: Path, cache: ImageCache, decoded: list[int]) -> None:
     dataset = open_dataset(parquet(tmp_path) if layout == "parquet" else webdataset_cls(tmp_path))
     everything = ConcatSource(list(dataset.splits.values()))
-    find_bad_files(everything, cache=cache)
+    verify_images(everything, cache=cache)
     total = len(decoded)
     assert total == len(everything)
     for source in dataset.splits.values():
         reads = CountingSource(source)
-        find_bad_files(reads, cache=cache)
+        verify_images(reads, cache=cache)
         contents = fingerprint_contents(reads, cache=cache)
         assert reads.reads == []
         assert np.array_equal(contents.digests[:, 0], [source.checksum(index)[0] for index in range(len(source))])
@@ -136,12 +136,12 @@ def test_damaged_cache_is_replaced(photos: Path, cache: ImageCache, caplog: pyte
     assert cache.path is not None
     path = cache.path
     path.write_bytes(b"noise" * 1000)
-    assert find_bad_files(count_reads(photos), cache=cache) == []
+    assert verify_images(count_reads(photos), cache=cache).bad == []
     assert "not a database" in caplog.text
     again = ImageCache(path)
-    find_bad_files(count_reads(photos), cache=again)
+    verify_images(count_reads(photos), cache=again)
     source = count_reads(photos)
-    find_bad_files(source, cache=again)
+    verify_images(source, cache=again)
     assert source.reads == []
 
 
@@ -150,11 +150,11 @@ def test_locked_cache_does_not_fail_the_run(photos: Path, cache: ImageCache, mon
         raise sqlite3.OperationalError("database is locked")
 
     monkeypatch.setattr("vitkit.data.image_cache.sqlite3.connect", fail)
-    assert find_bad_files(count_reads(photos), cache=cache) == []
+    assert verify_images(count_reads(photos), cache=cache).bad == []
 
 
 def test_fingerprint_reads_nothing_after_verification(photos: Path, cache: ImageCache) -> None:
-    find_bad_files(count_reads(photos), cache=cache)
+    verify_images(count_reads(photos), cache=cache)
     source = count_reads(photos)
     first = fingerprint_contents(source, cache=cache)
     assert source.reads == []
@@ -252,7 +252,7 @@ def test_missing_file_is_not_cached(photos: Path, cache: ImageCache) -> None:
     (photos / "cat" / "5.png").symlink_to(photos / "nowhere")
     fingerprint = fingerprint_contents(count_reads(photos), cache=cache)
     assert not fingerprint.digests[3].any()
-    assert [file.name for file in find_bad_files(count_reads(photos), cache=cache)] == ["cat/5.png"]
+    assert [file.name for file in verify_images(count_reads(photos), cache=cache).bad] == ["cat/5.png"]
     (photos / "cat" / "5.png").unlink()
     (photos / "cat" / "5.png").write_bytes(png(5))
-    assert find_bad_files(count_reads(photos), cache=cache) == []
+    assert verify_images(count_reads(photos), cache=cache).bad == []

@@ -14,7 +14,7 @@ from vitkit.data.decode import decode
 from vitkit.data.fingerprint import fingerprint_contents
 from vitkit.data.layouts.base import check_several_classes
 from vitkit.data.layouts.registry import open_dataset
-from vitkit.data.verify import find_bad_files
+from vitkit.data.verify import verify_images
 
 BLACK, WHITE = np.zeros((6, 8), dtype=np.uint8), np.full((6, 8), 255, dtype=np.uint8)
 PAIRS = [(BLACK, "night"), (WHITE, "day"), (BLACK + 9, "night")]
@@ -48,7 +48,7 @@ def test_every_form_of_an_image_decodes_to_the_same_pixels(tmp_path: Path) -> No
     forms = [pixels, image, image.convert("RGBA"), png(image), torch.from_numpy(pixels).permute(2, 0, 1)]
     forms += [tmp_path / "image.png", str(tmp_path / "image.png")]
     source = open_dataset([(form, label) for form in forms for label in ("a", "b")]).splits["all"]
-    assert not find_bad_files(source)
+    assert not verify_images(source).bad
     for index in range(len(source)):
         decoded: StoredImage = np.asarray(decode(source.read(index)))
         assert np.array_equal(decoded, pixels), source.name(index)

@@ -17,10 +17,10 @@ from vitkit.data.verify import (
     BadFile,
     check_bad_fraction,
     exclude_files,
-    find_bad_files,
     map_images,
     read_bad_files,
     skip_unreadable,
+    verify_images,
     write_bad_files,
 )
 
@@ -75,7 +75,7 @@ BAD = [
 @pytest.mark.parametrize("workers", [0, 1, 2, 5])
 def test_bad_files_are_named_with_reasons(mixed, workers):
     told: list[int] = []
-    assert find_bad_files(mixed, workers=workers, progress=told.append) == BAD
+    assert verify_images(mixed, workers=workers, progress=told.append).bad == BAD
     assert told == [1] * 60
 
 
@@ -86,13 +86,13 @@ def test_command_in_the_hint_quotes_the_path():
 
 
 def test_empty_source_has_no_bad_files():
-    assert find_bad_files(Listed([]), workers=2) == []
+    assert verify_images(Listed([]), workers=2).bad == []
 
 
 def test_channels_are_checked():
     source = Listed([jpeg(0, side=64), jpeg(1, side=32), np.zeros((8, 8, 2), dtype=np.uint8)])
-    assert [file.name for file in find_bad_files(source)] == ["all/2.jpg"]
-    assert [file.name for file in find_bad_files(source, channels=2)] == ["all/0.jpg", "all/1.jpg"]
+    assert [file.name for file in verify_images(source).bad] == ["all/2.jpg"]
+    assert [file.name for file in verify_images(source, channels=2).bad] == ["all/0.jpg", "all/1.jpg"]
 
 
 def _survive_signals(source: ImageSource, index: int) -> int:
@@ -206,7 +206,7 @@ def test_excluding_bad_files_equals_never_having_them(mixed):
     assert [rest.name(index) for index in range(len(rest))] == [
         f"all/{index}.jpg" for index in range(60) if index not in (3, 17, 40, 41, 59)
     ]
-    assert find_bad_files(rest) == []
+    assert verify_images(rest).bad == []
 
 
 def test_source_without_bad_files_is_unchanged(mixed):

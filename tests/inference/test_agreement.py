@@ -7,6 +7,7 @@ import torch
 from model_cases import images_for, random_vit, small
 
 from vitkit.core.errors import InputError
+from vitkit.core.result import fields_to_json
 from vitkit.core.shapes import Tensor
 from vitkit.inference.agreement import Agreement, measure_agreement
 from vitkit.inference.engine import Precision, eager_engine
@@ -39,7 +40,7 @@ def test_agreement_covers_all_batches() -> None:
     found = measure_agreement(other, right, [numbered(0, 1, 2), numbered(3)])
     assert found == Agreement(images=4, same_top1=0.75, largest_difference=2.0, mean_difference=0.34375)  # 2.75 of 8
     assert str(found) == "same top-1 class for 3 of 4 images, logits differ by at most 2 (0.34 on average)"
-    assert found.to_json()["same_top1"] == 0.75
+    assert fields_to_json(found)["same_top1"] == 0.75
 
 
 def test_model_agrees_with_itself() -> None:
@@ -64,8 +65,8 @@ def test_nonfinite_output_agrees_with_nothing(num_classes: int) -> None:
     found = measure_agreement(eager_engine(model), model, [images])
     assert found.same_top1 == pytest.approx(2 / 3)
     assert found.of_logits == bool(num_classes)
-    json.dumps(found.to_json(), allow_nan=False)  # or it fails
-    assert found.to_json()["largest_difference"] is None
+    json.dumps(fields_to_json(found), allow_nan=False)  # or it fails
+    assert fields_to_json(found)["largest_difference"] is None
 
 
 def test_agreement_needs_images() -> None:

@@ -9,6 +9,7 @@ import pytest
 import torch
 from cli.tiny_runs import photos
 
+from vitkit.core.files import write_json
 from vitkit.evaluation.evaluation import ImageMetrics
 from vitkit.training.callbacks import Callback
 from vitkit.training.config import (
@@ -23,7 +24,6 @@ from vitkit.training.config import (
 from vitkit.training.finalize import chart_panels, chart_series, read_result, summarize_result, write_arrays
 from vitkit.training.run import run_training
 from vitkit.training.run_dir import RunDir
-from vitkit.weights.artifact import write_json
 
 CLASSES = ("<script>alert(1)</script>", "cat & dog", "owl\x1b[31m")
 

@@ -14,6 +14,7 @@ from oracles import import_timm, import_transformers
 
 from vitkit.core.config import parse_assignments
 from vitkit.core.errors import VitkitError, WeightsError
+from vitkit.core.files import write_json
 from vitkit.data.preprocessing import Preprocessing
 from vitkit.model.config import BiTConfig
 from vitkit.model.patches import PatchProjection
@@ -190,7 +191,7 @@ def test_too_deep_config_is_refused_before_building(tmp_path, monkeypatch) -> No
     artifact_io.write_artifact(tmp_path, make_bundle(vit("tokens.distillation=true")))
     config = json.loads((tmp_path / "config.json").read_text())
     config["vitkit"]["model"]["depth"] = 999
-    artifact_io.write_json(tmp_path / "config.json", config)
+    write_json(tmp_path / "config.json", config)
     artifact_io.write_checksums(tmp_path, FILES)
     monkeypatch.setattr("vitkit.weights.formats.timm.rules.create", pytest.fail)
     with pytest.raises(WeightsError, match=r"has no blocks\.998\.norm1\.weight"):
@@ -200,7 +201,7 @@ def test_too_deep_config_is_refused_before_building(tmp_path, monkeypatch) -> No
 def test_first_format_version_is_refused_with_a_hint(tmp_path) -> None:
     """Version 1 had its description at the top of config.json, and no reference logits."""
     artifact_io.write_artifact(tmp_path, make_bundle(vit()))
-    artifact_io.write_json(tmp_path / "config.json", {"format": "vitkit", "version": 1, "model": {"classes": 3}})
+    write_json(tmp_path / "config.json", {"format": "vitkit", "version": 1, "model": {"classes": 3}})
     (tmp_path / REFERENCE).unlink()
     artifact_io.write_checksums(tmp_path, [name for name in FILES if name != REFERENCE])
     with pytest.raises(WeightsError, match="another artifact version"):
@@ -271,7 +272,7 @@ def test_nan_logits_are_not_stored(tmp_path) -> None:
 
 
 def test_invalid_reference_logits_are_refused(tmp_path) -> None:
-    artifact_io.write_json(tmp_path / REFERENCE, {"logits": ["a"]})
+    write_json(tmp_path / REFERENCE, {"logits": ["a"]})
     with pytest.raises(WeightsError, match="invalid reference logits"):
         artifact_io.read_reference_logits(tmp_path)
 

@@ -14,6 +14,7 @@ from torch import Tensor
 
 import vitkit
 from vitkit.core.errors import WeightsError
+from vitkit.core.files import write_json
 from vitkit.core.sizes import pair
 from vitkit.data.decode import decode
 from vitkit.data.preprocessing import Preprocessing, get_preprocessing
@@ -182,7 +183,7 @@ def test_timm_config_alone_sets_preprocessing(file: str, origin: str, tmp_path: 
 def test_unsupported_preprocessing_keys_are_noted(tmp_path: Path) -> None:
     convert_and_load("huggingface", tmp_path, published(DEIT))
     config = {"image_processor_type": "BitImageProcessor", "size": 128, "crop_size": 112, "color": "warm"}
-    artifact_io.write_json(tmp_path / "huggingface" / artifact_io.PREPROCESSING, config)
+    write_json(tmp_path / "huggingface" / artifact_io.PREPROCESSING, config)
     with open_tensors(tmp_path / "huggingface") as tensors:
         weights = identify(tensors)
     assert weights.preprocessing.resize_size == (256, 256)  # the same crop fraction of the model's image size

@@ -11,6 +11,7 @@ from oracles import import_timm, import_torchvision, import_transformers
 import vitkit
 from vitkit.core.config import parse_assignments
 from vitkit.core.errors import WeightsError
+from vitkit.core.files import write_json
 from vitkit.data.preprocessing import Preprocessing
 from vitkit.weights import artifact as artifact_io
 from vitkit.weights import verify
@@ -86,7 +87,7 @@ def test_changed_weights_disagree_despite_new_checksums(tmp_path: Path) -> None:
 
 def test_artifact_without_logits_is_not_compared(tmp_path: Path) -> None:
     artifact_io.write_artifact(tmp_path, make_bundle())
-    artifact_io.write_json(tmp_path / "reference.json", {"image": "drawn, 1", "logits": None})
+    write_json(tmp_path / "reference.json", {"image": "drawn, 1", "logits": None})
     artifact_io.write_checksums(tmp_path, FILES)
     result = vitkit.verify(tmp_path)
     assert (result.max_difference, result.agrees) == (None, False)

@@ -37,6 +37,7 @@ from vitkit.training.run_dir import RunDir
 from vitkit.typing import DataSource, ModelSource, Path
 from vitkit.weights.bundle import ModelBundle
 from vitkit.weights.load import load_bundle, source_name, source_path
+from vitkit.zoo.cost import count_parameters
 from vitkit.zoo.flops import count_forward_flops
 
 
@@ -207,7 +208,7 @@ def _describe_models(
                 label=candidate.label,
                 model=candidate.bundle.name,
                 family=model_family(config),
-                parameters=sum(parameter.numel() for parameter in candidate.bundle.build_model().parameters()),
+                parameters=count_parameters(config),
                 gflops=sum(count_forward_flops(config).values()) / 1e9,
                 scores=scores,
                 evaluated_on=images,

@@ -130,7 +130,7 @@ def export(
             pathlib.Path(out),
             to=to,
             images=images,
-            settings=settings,
+            settings=settings or {},
             overwrite=overwrite,
             report=logger.info,
             progress=report_progress,

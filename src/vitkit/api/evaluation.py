@@ -12,7 +12,7 @@ from vitkit.api.progress import show_progress
 from vitkit.api.public import public
 from vitkit.api.sources import find_run_dir, resolve_workers
 from vitkit.core.errors import ConfigError, WeightsError, check_positive
-from vitkit.core.formatting import format_plural
+from vitkit.core.formatting import format_plural, shorten_list
 from vitkit.core.signals import ProgressFunction, start_task
 from vitkit.data.dataset import ImageSource
 from vitkit.data.layouts.base import check_several_classes
@@ -159,9 +159,8 @@ def _label_map_warnings(prepared: PreparedData) -> list[str]:
     warnings = list(label_map.warnings)
     if prepared.left_out:
         names = label_map.unmapped_classes
-        examples = ", ".join(names[:5]) + (f" and {len(names) - 5:,} more" if len(names) > 5 else "")
         images = format_plural(prepared.left_out, "image")
-        warnings.append(f"left out {images} of classes that the model does not have: {examples}")
+        warnings.append(f"left out {images} of classes that the model does not have: {shorten_list(names)}")
     return warnings
 
 

@@ -72,28 +72,14 @@ def predict(  # noqa: PLR0913  the options of `vitkit predict`
         merge=merge,
         batch_size=batch_size,
         workers=resolve_workers(workers),
+        device=resolve_device(str(device), local_rank=shard.local_rank),
+        calibration=calibration,
     )
-    selected_device = resolve_device(str(device), local_rank=shard.local_rank)
     inputs = list_images(images)
     with show_progress(progress) as report_progress:
         if out is None:
-            return predict_images(
-                model,
-                inputs,
-                options=options,
-                device=selected_device,
-                calibration=calibration,
-                report=logger.info,
-                progress=report_progress,
-            )
+            return predict_images(model, inputs, options, report=logger.info, progress=report_progress)
+        path = pathlib.Path(out)
         return predict_to_file(
-            model,
-            inputs,
-            pathlib.Path(out),
-            options=options,
-            device=selected_device,
-            calibration=calibration,
-            shard=shard,
-            report=logger.info,
-            progress=report_progress,
+            model, inputs, options, out=path, shard=shard, report=logger.info, progress=report_progress
         )

@@ -1,7 +1,7 @@
 """`vitkit export`: write a model for a runtime or another library."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -27,9 +27,7 @@ if TYPE_CHECKING:
 @click.option("--images", metavar="PATH", help="Images for the verification.  [default: built-in images]")
 @click.option("--force", is_flag=True, help="Overwrite OUT.")
 @json_option
-def command(
-    model: str, out: Path, settings: tuple[str, ...], to: str, images: str | None, force: bool, as_json: bool
-) -> None:
+def command(out: Path, settings: tuple[str, ...], force: bool, as_json: bool, **options: Any) -> None:
     """Export MODEL to OUT: a program for a runtime, or weights for another library.
 
     MODEL is a run directory, or weights of any format. OUT is a new directory with labels, preprocessing and an
@@ -47,7 +45,7 @@ def command(
     """
     import vitkit
 
-    result = vitkit.export(model, out, to=to, images=images, settings=parse_assignments(settings), overwrite=force)
+    result = vitkit.export(out=out, settings=parse_assignments(settings), overwrite=force, **options)
     if result.already_existed:
         print_status(f"already complete: {out}")
     if as_json:

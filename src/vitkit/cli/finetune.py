@@ -1,6 +1,6 @@
 """The command `vitkit finetune`."""
 
-from pathlib import Path
+from typing import Any
 
 import click
 
@@ -17,16 +17,7 @@ from vitkit.core.config import parse_assignments
 @click.option("--sweep", is_flag=True, help="Choose the learning rate on held-out images, then train on all images.")
 @click.option("--rates", help="Learning rates to try, such as 0.001,0.003, instead of the recipe's.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
-def command(
-    model: str,
-    data: str,
-    settings: tuple[str, ...],
-    out: Path | None,
-    recipe: str,
-    sweep: bool,
-    rates: str | None,
-    as_json: bool,
-) -> None:
+def command(settings: tuple[str, ...], sweep: bool, rates: str | None, as_json: bool, **options: Any) -> None:
     """Fine-tune MODEL on DATA with a new head; positions are interpolated to a new image size.
 
     MODEL is a run, a published name such as B/16, or a file or directory that `vitkit weights info` knows. For images
@@ -43,5 +34,5 @@ def command(
     import vitkit
 
     tried = sweep if rates is None else parse_rates(rates)
-    run = vitkit.finetune(model, data, out=out, recipe=recipe, sweep=tried, settings=parse_assignments(settings))
+    run = vitkit.finetune(sweep=tried, settings=parse_assignments(settings), **options)
     print_run(run, as_json=as_json)

@@ -1,7 +1,7 @@
 """The command `vitkit study`."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -23,14 +23,7 @@ if TYPE_CHECKING:
 @click.option("--jobs", type=click.IntRange(min=1), default=1, show_default=True, help="Runs at the same time.")
 @click.option("--json", "as_json", is_flag=True, help="Print the list, the plan or the result as JSON.")
 def command(
-    name: str | None,
-    settings: tuple[str, ...],
-    out: Path | None,
-    quick: bool,
-    large: bool,
-    plan: bool,
-    jobs: int,
-    as_json: bool,
+    name: str | None, settings: tuple[str, ...], out: Path | None, plan: bool, as_json: bool, **options: Any
 ) -> None:
     """Reproduce an experiment of the paper: a grid of runs, claims with verdicts, and a report.
 
@@ -54,9 +47,7 @@ def command(
         return
     if out is None and not plan:
         raise click.UsageError("give --out DIR, or --plan")
-    result = vitkit.study(
-        name, out=out, quick=quick, large=large, plan=plan, jobs=jobs, settings=parse_assignments(settings)
-    )
+    result = vitkit.study(name, out=out, plan=plan, settings=parse_assignments(settings), **options)
     if as_json:
         print_json(result.to_dict())
     elif plan:

@@ -1,6 +1,6 @@
 """The command `vitkit train`."""
 
-from pathlib import Path
+from typing import Any
 
 import click
 
@@ -16,15 +16,7 @@ from vitkit.core.config import parse_assignments
 @click.option("--minutes", type=float, metavar="N", help="Time budget.  [default: 10, unless epochs or steps are set]")
 @click.option("--recipe", metavar="NAME", help="Recipe or TOML file to run on DATA.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
-def command(
-    data: str | None,
-    settings: tuple[str, ...],
-    out: Path | None,
-    init: str,
-    minutes: float | None,
-    recipe: str | None,
-    as_json: bool,
-) -> None:
+def command(data: str | None, settings: tuple[str, ...], recipe: str | None, as_json: bool, **options: Any) -> None:
     """Train the best classifier that the time allows on a folder of images, or run a recipe or a TOML file.
 
     Run the same command again to resume after an interruption. Start it with torchrun to use several devices.
@@ -44,5 +36,5 @@ def command(
         settings, data = (data, *settings), None
     if data is None and recipe is None:
         raise click.UsageError("missing argument 'DATA|RECIPE|FILE.toml'")
-    run = vitkit.train(data, out=out, init=init, minutes=minutes, recipe=recipe, settings=parse_assignments(settings))
+    run = vitkit.train(data, recipe=recipe, settings=parse_assignments(settings), **options)
     print_run(run, as_json=as_json)

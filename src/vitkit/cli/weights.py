@@ -58,20 +58,13 @@ def info(file: Path, format_name: str | None, as_json: bool) -> None:
 @file_argument
 @out_argument
 @click.argument("settings", nargs=-1, metavar="[SECTION.KEY=VALUE]...")
-@click.option("--to", "to_name", required=True, metavar="FORMAT", help=f"One of {NAMES}.")
+@click.option("--to", required=True, metavar="FORMAT", help=f"One of {NAMES}.")
 @format_option
 @force_option
 @click.option("--allow-loss", is_flag=True, help="Leave out tensors that the format cannot hold.")
 @json_option
 def convert(
-    file: Path,
-    out: Path,
-    settings: tuple[str, ...],
-    to_name: str,
-    format_name: str | None,
-    force: bool,
-    allow_loss: bool,
-    as_json: bool,
+    file: Path, settings: tuple[str, ...], format_name: str | None, force: bool, as_json: bool, **options: Any
 ) -> None:
     """Write the model in FILE to OUT in another format, with exactly the same values.
 
@@ -86,9 +79,7 @@ def convert(
     from vitkit.cli.weights_text import print_conversion
 
     changes = parse_assignments(settings)
-    result = vitkit.convert(
-        file, out, to=to_name, settings=changes, format=format_name, overwrite=force, allow_loss=allow_loss
-    )
+    result = vitkit.convert(file, settings=changes, format=format_name, overwrite=force, **options)
     print_result(result, print_conversion, as_json=as_json)
 
 

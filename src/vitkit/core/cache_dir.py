@@ -42,11 +42,6 @@ class CacheInfo(Result):
     sizes: Mapping[str, int]
     """Bytes per kind of entry."""
 
-    def to_dict(self) -> dict[str, object]:
-        """Return the fields as JSON values."""
-        sizes = {"size_bytes": self.size_bytes, "limit_bytes": self.limit_bytes, "sizes": dict(self.sizes)}
-        return {"path": str(self.path), **sizes}
-
 
 def cache_root() -> Path:
     """Return $VITKIT_CACHE, or `vitkit` in the user's cache directory."""

@@ -151,7 +151,7 @@ def apply_settings(config: Config, settings: Mapping[str, object]) -> Config:
                 break
             if f"{key}.".startswith(f"{earlier}.") or f"{earlier}.".startswith(f"{key}."):
                 raise ConfigError(f"{key} is assigned twice", got=f"{earlier}={other} and {key}={value}")
-    return from_mapping(type(config), _nested(flat), base=config)
+    return from_mapping(type(config), _nest(flat), base=config)
 
 
 def flatten_settings(settings: Mapping[str, object]) -> dict[str, object]:
@@ -300,7 +300,7 @@ class _Text:
         return values
 
 
-def _nested(settings: Mapping[str, object]) -> dict[str, object]:
+def _nest(settings: Mapping[str, object]) -> dict[str, object]:
     """Turn `{"a.b": 1, "c": 2}` into `{"a": {"b": 1}, "c": 2}`."""
     nested: dict[str, Any] = {}
     for key, value in settings.items():

@@ -3,9 +3,14 @@
 The command line prints them as two lines.
 """
 
+import functools
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from difflib import get_close_matches
+from typing import ParamSpec, TypeVar
+
+Parameters = ParamSpec("Parameters")
+Returned = TypeVar("Returned")
 
 
 class VitkitError(Exception):
@@ -108,3 +113,30 @@ def did_you_mean(name: str, candidates: Iterable[str]) -> str | None:
     by_lower_case = {candidate.lower(): candidate for candidate in candidates}
     nearest = get_close_matches(name.lower(), by_lower_case, n=1, cutoff=0.6)
     return f"did you mean {by_lower_case[nearest[0]]}?" if nearest else None
+
+
+def explain_arguments(
+    hints: Mapping[str, str],
+) -> Callable[[Callable[Parameters, Returned]], Callable[Parameters, Returned]]:
+    """Return a decorator of a method that raises an `ArgumentError` with a hint for some unknown arguments.
+
+    >>> @explain_arguments({"img_size": "use image_size="})
+    ... def resize(image_size: int) -> int:
+    ...     return image_size
+    >>> resize(img_size=32)
+    Traceback (most recent call last):
+    vitkit.core.errors.ArgumentError: resize() has no argument 'img_size'
+    hint: use image_size=
+    """
+
+    def decorate(method: Callable[Parameters, Returned]) -> Callable[Parameters, Returned]:
+        @functools.wraps(method)
+        def checked(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Returned:
+            for name in kwargs:
+                if name in hints:
+                    raise ArgumentError(f"{method.__name__}() has no argument {name!r}", hint=hints[name])
+            return method(*args, **kwargs)
+
+        return checked
+
+    return decorate

@@ -8,6 +8,7 @@ import csv
 import errno
 import hashlib
 import io
+import json
 import os
 import shutil
 import stat
@@ -25,6 +26,11 @@ def write_bytes(path: Path | str, content: bytes) -> None:
 def write_text(path: Path | str, content: str) -> None:
     """Write text as UTF-8 atomically; lone surrogates, which UTF-8 cannot encode, become escapes."""
     write_bytes(path, escape_surrogates(content).encode())
+
+
+def write_json(path: Path | str, value: object) -> None:
+    """Write strict JSON in ASCII atomically."""
+    write_text(path, json.dumps(value, indent=2, allow_nan=False) + "\n")
 
 
 def write_csv(path: Path | str, rows: Sequence[Mapping[str, object]], columns: Sequence[str]) -> None:

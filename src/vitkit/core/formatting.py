@@ -4,6 +4,7 @@ import json
 import logging
 import re
 import sys
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Literal
 
@@ -38,6 +39,16 @@ def format_plural(count: int, noun: str) -> str:
     ('1 head', '3 heads')
     """
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
+def shorten_list(names: Sequence[str], *, limit: int = 5) -> str:
+    """Join the first names for a message.
+
+    >>> shorten_list(["a", "b", "c"], limit=2)
+    'a, b and 1 more'
+    """
+    more = f" and {len(names) - limit:,} more" if len(names) > limit else ""
+    return ", ".join(names[:limit]) + more
 
 
 def format_bytes(size: int | float) -> str:
@@ -184,7 +195,6 @@ class StandardErrorHandler(logging.Handler):
 def configure_logging(
     log_format: LogFormat = "text",
     *,
-    level: int = logging.INFO,
     handler: logging.Handler | None = None,
     has_timestamps: bool = False,
 ) -> None:
@@ -200,7 +210,7 @@ def configure_logging(
         root.removeHandler(previous)
     root.addHandler(handler)
     root.setLevel(logging.ERROR)
-    logging.getLogger("vitkit").setLevel(level)
+    logging.getLogger("vitkit").setLevel(logging.INFO)
 
 
 def get_log_format() -> LogFormat:

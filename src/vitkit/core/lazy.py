@@ -17,19 +17,20 @@ def lazy_attributes(
 
     Args:
         namespace: `globals()` of the module, in which values are kept.
-        homes: Module of each name.
+        homes: Names in each of these modules, separated by spaces.
         hints: Names that people try, with what to use instead.
         modules: Modules of the package that need no import of their own, such as `vitkit.errors`.
     """
     module = str(namespace["__name__"])
+    home_of = {name: home for home, names in homes.items() for name in names.split()}
 
     def get_attribute(name: str) -> object:
         if name in modules:
             return import_module(f"{module}.{name}")
-        if name not in homes:
-            hint = (hints or {}).get(name) or did_you_mean(name, homes)
+        if name not in home_of:
+            hint = (hints or {}).get(name) or did_you_mean(name, home_of)
             raise AttributeError(f"module {module!r} has no attribute {name!r}" + (f"\nhint: {hint}" if hint else ""))
-        value = namespace[name] = getattr(import_module(homes[name]), name)
+        value = namespace[name] = getattr(import_module(home_of[name]), name)
         return value
 
-    return get_attribute, lambda: sorted([*homes, *modules])
+    return get_attribute, lambda: sorted([*home_of, *modules])

@@ -1,10 +1,12 @@
 """Base class of the results of public functions."""
 
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from html import escape
 from importlib import import_module
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from vitkit.core.formatting import safe_text
 
@@ -22,8 +24,8 @@ class Result:
     warnings: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, object]:
-        """Return the result as JSON values."""
-        raise NotImplementedError
+        """Return the result as JSON values: by default all fields but the warnings."""
+        return fields_to_json(self)
 
     def highlights(self) -> dict[str, object]:
         """Return the few values that represent the result in one line."""
@@ -43,6 +45,41 @@ def render_table(title: str, values: Mapping[str, object], *, warnings: Sequence
     rows = [*values.items(), *(("warning", warning) for warning in warnings)]
     table = "".join(cell.format(escape(name), escape(_format(value))) for name, value in rows)
     return f"<table><caption style='text-align:left'>{escape(title)}</caption>{table}</table>"
+
+
+def select(value: object, *names: str) -> dict[str, object]:
+    """Return attributes by name as JSON values.
+
+    >>> select(Path("images/cat.jpg"), "name", "parent", "parts")
+    {'name': 'cat.jpg', 'parent': 'images', 'parts': ['images', 'cat.jpg']}
+    """
+    return {name: to_json(getattr(value, name)) for name in names}
+
+
+def fields_to_json(value: Any) -> dict[str, object]:
+    """Return the fields of a dataclass, but for `warnings`, as JSON values."""
+    return select(value, *(field.name for field in fields(value) if field.name != "warnings"))
+
+
+def to_json(value: object) -> object:
+    """Return a value as JSON: dataclasses and named tuples as objects, other tuples as lists, paths as text.
+
+    A number that is not finite is None. What has `to_dict` decides for itself.
+    """
+    if isinstance(value, tuple) and hasattr(value, "_asdict"):
+        value = value._asdict()
+    match value:
+        case _ if hasattr(value, "to_dict"):
+            return value.to_dict()
+        case Path():
+            return str(value)
+        case Mapping():
+            return {key: to_json(inner) for key, inner in value.items()}
+        case list() | tuple():
+            return [to_json(inner) for inner in value]
+        case float():
+            return value if math.isfinite(value) else None
+    return fields_to_json(value) if is_dataclass(value) else value
 
 
 def draw(plot: str, result: object) -> "matplotlib.figure.Figure":

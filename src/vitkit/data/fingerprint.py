@@ -12,11 +12,10 @@ from numpy.typing import NDArray
 
 from vitkit.core.errors import DataError
 from vitkit.core.files import write_bytes
-from vitkit.core.formatting import format_plural
+from vitkit.core.formatting import format_plural, shorten_list
 from vitkit.core.pickles import describe_array_error
 from vitkit.data.dataset import ImageSource, Subset
 from vitkit.data.image_cache import DIGEST_BYTES, NO_STATUS, ImageCache, ImageRecord, open_image_cache, stamp_images
-from vitkit.data.layouts.files import shorten_list
 from vitkit.data.verify import VerifiedImages, map_images
 
 _ARRAYS = {"names": 1, "classes": 1, "labels": 1, "statuses": 2, "digests": 2}

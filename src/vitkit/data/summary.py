@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from vitkit.core.environment import usable_cores
 from vitkit.core.errors import DataError, summarize
-from vitkit.core.result import Result, draw
+from vitkit.core.formatting import shorten_list
+from vitkit.core.result import Result, draw, select
 from vitkit.data.contact_sheet import write_contact_sheet
 from vitkit.data.dataset import UNLABELED, Dataset, ImageSource, count_labels, hash_image
 from vitkit.data.decode import ImageHeader, read_header
-from vitkit.data.layouts.files import list_left_out, shorten_list
+from vitkit.data.layouts.files import list_left_out
 from vitkit.data.verify import BadFile, check_image, map_images, read_image
 
 if TYPE_CHECKING:
@@ -68,11 +69,7 @@ class DuplicateGroup:
         """Return plain data, with the names of classes."""
         names = dict(enumerate(classes))
         files = [{"file": name, "split": split, "class": names.get(label)} for split, name, label in self.members]
-        return {
-            "files": files,
-            "across_splits": self.across_splits,
-            "conflicting_labels": self.conflicting_labels,
-        }
+        return {"files": files} | select(self, "across_splits", "conflicting_labels")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -123,25 +120,16 @@ class DataSummary(Result):
 
     def to_dict(self) -> dict[str, object]:
         """Return the JSON of `vitkit data check`."""
-        sizes = self.sizes and {side: size._asdict() for side, size in self.sizes._asdict().items()}
         return {
-            "path": self.path,
-            "layout": self.layout,
-            "classes": list(self.classes),
-            "counts": self.counts,
-            "images": self.images,
-            "unlabeled": self.unlabeled,
+            **select(self, "path", "layout", "classes", "counts", "images", "unlabeled"),
             "splits": {
                 split: {"images": images, "counts": dict(zip(self.classes, self.split_counts[split], strict=True))}
                 for split, images in self.splits.items()
             },
-            "bad": [{"file": file.name, "reason": file.reason, "split": split} for split, file in self.bad],
-            "sizes": sizes,
-            "modes": dict(self.modes),
+            "bad": [file.to_dict() | {"split": split} for split, file in self.bad],
+            **select(self, "sizes", "modes"),
             "duplicates": [group.to_dict(self.classes) for group in self.duplicates],
-            "left_out": list(self.left_out),
-            "warnings": list(self.warnings),
-            "contact_sheet": None if self.contact_sheet is None else str(self.contact_sheet),
+            **select(self, "left_out", "warnings", "contact_sheet"),
         }
 
 

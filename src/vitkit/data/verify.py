@@ -55,30 +55,22 @@ class BadFile:
     name: str
     reason: str
 
+    def to_dict(self) -> dict[str, object]:
+        """Return the file and the reason as in JSON and CSV files."""
+        return {"file": self.name, "reason": self.reason}
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class VerifiedImages:
     """Images that cannot be decoded, and the file status and checksum of every image, from which to fingerprint them.
 
-    `digests` are zero for images that cannot be read.
+    All are in the order of the source. `digests` are zero for images that cannot be read.
     """
 
     source: ImageSource
     bad: list[BadFile]
     statuses: NDArray[np.int64]
     digests: NDArray[np.uint8]
-
-
-def find_bad_files(
-    source: ImageSource,
-    *,
-    channels: int = 3,
-    workers: int = 0,
-    progress: Callable[[int], None] = lambda images: None,
-    cache: ImageCache | None = None,
-) -> list[BadFile]:
-    """Return the images that cannot be decoded, in the order of the source; see `verify_images`."""
-    return verify_images(source, channels=channels, workers=workers, progress=progress, cache=cache).bad
 
 
 def verify_images(
@@ -145,7 +137,7 @@ def skip_unreadable(
     """
     if source.always_readable:
         return source, []
-    bad = find_bad_files(source, channels=channels, workers=workers, progress=progress)
+    bad = verify_images(source, channels=channels, workers=workers, progress=progress).bad
     if bad and len(bad) == len(source):
         hint = f"vitkit data check {shlex.quote(path)} lists all of them"
         raise DataError(f"{path}: none of the {len(bad)} images can be read; {bad[0].name}: {bad[0].reason}", hint=hint)
@@ -264,7 +256,7 @@ def _process_chunk(start: int) -> list[object]:
 
 def write_bad_files(path: Path | str, bad: Sequence[BadFile]) -> None:
     """Write a CSV file with the columns file and reason."""
-    write_csv(path, [{"file": file.name, "reason": file.reason} for file in bad], ["file", "reason"])
+    write_csv(path, [file.to_dict() for file in bad], ["file", "reason"])
 
 
 def read_bad_files(path: Path | str) -> list[BadFile]:

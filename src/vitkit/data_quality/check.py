@@ -131,7 +131,7 @@ class DataQualityReport(Result):
             "leaked": self.count_leaked(),
             "near_duplicates": self.near_duplicate_rows(),
             "label_issues": None if self.label_issues is None else self.label_issue_rows(),
-            "bad": [{"file": file.name, "reason": file.reason, "split": split} for split, file in self.bad],
+            "bad": [file.to_dict() | {"split": split} for split, file in self.bad],
         }
 
 

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from vitkit.core.errors import InputError
-from vitkit.core.result import Result, draw
+from vitkit.core.result import Result, draw, select
 from vitkit.core.sizes import pair
 from vitkit.data.loader import CPU
 from vitkit.evaluation.evaluation import EvaluationResult
@@ -134,12 +134,7 @@ class ComparisonResult(Result):
 
     def to_dict(self) -> dict[str, object]:
         """Return what `vitkit compare --json` prints."""
-        return {
-            "data": self.data,
-            "models": [model.to_dict() for model in self.models],
-            "differences": [difference.to_dict() for difference in self.differences],
-            "warnings": list(self.warnings),
-        }
+        return select(self, "data", "models", "differences", "warnings")
 
     @property
     def best_top1(self) -> float | None:

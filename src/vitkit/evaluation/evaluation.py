@@ -8,10 +8,10 @@ import torch
 from numpy.typing import NDArray
 
 from vitkit.core.errors import ConfigError, DataError, InputError, did_you_mean
-from vitkit.core.result import Result, draw
+from vitkit.core.formatting import shorten_list
+from vitkit.core.result import Result, draw, select, to_json
 from vitkit.core.shapes import Float, Int, Tensor
 from vitkit.data.dataset import Dataset, ImageSource
-from vitkit.data.layouts.files import shorten_list
 from vitkit.data.verify import BadFile
 from vitkit.evaluation.metrics import (
     Calibration,
@@ -69,10 +69,6 @@ class RealAccuracy:
     """Images without labels."""
     interval: tuple[float, float]
     """95 % interval (Wilson)."""
-
-    def to_dict(self) -> dict[str, object]:
-        """Return the value of "real" in `vitkit eval --json`."""
-        return asdict(self) | {"interval": list(self.interval)}
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -158,12 +154,11 @@ class EvaluationResult(Result):
             ],
         }
         if self.split is not None:
-            skipped = [{"file": file.name, "reason": file.reason} for file in self.skipped]
-            result |= {"split": self.split, "skipped": skipped}
+            result |= select(self, "split", "skipped")
         if self.label_map is not None:
-            result |= {"label_map": self.label_map, "images_left_out": self.images_left_out}
+            result |= select(self, "label_map", "images_left_out")
         if self.real is not None:
-            result["real"] = self.real.to_dict()
+            result["real"] = to_json(self.real)
         if self.engine is not None and self.fp32 is not None:
             engine, fp32 = self.engine, self.fp32
             result |= {"precision": engine.precision, "merge": engine.merge, "engine": engine.name}

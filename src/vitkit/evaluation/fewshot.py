@@ -10,7 +10,7 @@ import torch
 from torch.nn import functional
 
 from vitkit.core.errors import DataError, InputError
-from vitkit.core.result import Result, draw
+from vitkit.core.result import Result, draw, select
 from vitkit.core.shapes import Float, Int, Tensor
 from vitkit.data.dataset import Dataset, ImageSource, hold_out
 from vitkit.data.preprocessing import Preprocessing
@@ -102,7 +102,7 @@ class FewShotResult(Result):
         }
         result = {"model": self.model, "classes": len(self.labels), "method": self.method}
         result |= {"shots": plain.pop(self.method)}
-        return result | {"skipped": [{"file": file.name, "reason": file.reason} for file in self.skipped]} | plain
+        return result | select(self, "skipped") | plain
 
 
 def fewshot_splits(data: Dataset) -> tuple[ImageSource, ImageSource]:

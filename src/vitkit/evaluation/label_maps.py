@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 
 from vitkit.core.errors import DataError, InputError
 from vitkit.core.files import read_text
+from vitkit.core.formatting import shorten_list
 from vitkit.core.shapes import Float, Int, Tensor
 from vitkit.data.dataset import ImageSource, Subset
-from vitkit.data.layouts.files import shorten_list
 from vitkit.evaluation.evaluation import EvaluationResult, ImageMetrics, check_finite
 from vitkit.zoo.imagenet import has_imagenet_names, imagenet_wnids
 

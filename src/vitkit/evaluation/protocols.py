@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 
 from vitkit.core.errors import DataError, UnknownNameError, did_you_mean
 from vitkit.core.files import read_text
+from vitkit.core.formatting import shorten_list
 from vitkit.core.shapes import Float, Tensor
 from vitkit.data.dataset import ImageSource, StoredImage
 from vitkit.data.decode import decode
-from vitkit.data.layouts.files import shorten_list
 from vitkit.data.loader import CPU
 from vitkit.evaluation.evaluation import EvaluationResult, ImageMetrics, RealAccuracy, class_indices, require_labels
 from vitkit.evaluation.label_maps import (

@@ -27,29 +27,19 @@ def format_example(preprocessing: Preprocessing, *, run_code: str, package: str,
     >>> compile(text, "example.py", "exec") is not None, "resize_area" in text
     (True, False)
     """
-    (height, width), whole, channels = pair(preprocessing.image_size), preprocessing.resize_size, preprocessing.channels
     is_area = preprocessing.interpolation == "area"
-    return (
-        _environment()
-        .get_template("example.py.jinja")
-        .render(
-            run_code=run_code.rstrip(),
-            package=package,
-            num_classes=num_classes,
-            channels=channels,
-            image_channels=IMAGE_CHANNELS,
-            height=height,
-            width=width,
-            resize_size=whole,
-            max_pixels=MAX_RESIZED_PIXELS,
-            keeps_aspect=preprocessing.resize == "crop",
-            truncates=whole[0] == whole[1] and not is_area,
-            even=preprocessing.crop_rounding == "even",
-            method="bilinear" if not preprocessing.antialias else "area" if is_area else "pillow",
-            resampling=f"Image.Resampling.{RESAMPLING[preprocessing.interpolation].name}",
-            mean=np.broadcast_to(preprocessing.mean, channels).tolist(),
-            deviation=np.broadcast_to(preprocessing.std, channels).tolist(),
-        )
+    values = {
+        "image_channels": IMAGE_CHANNELS,
+        "max_pixels": MAX_RESIZED_PIXELS,
+        "image_size": pair(preprocessing.image_size),
+        "method": "bilinear" if not preprocessing.antialias else "area" if is_area else "pillow",
+        "resampling": f"Image.Resampling.{RESAMPLING[preprocessing.interpolation].name}",
+        "mean": np.broadcast_to(preprocessing.mean, preprocessing.channels).tolist(),
+        "deviation": np.broadcast_to(preprocessing.std, preprocessing.channels).tolist(),
+    }
+    template = _environment().get_template("example.py.jinja")
+    return template.render(
+        values, preprocessing=preprocessing, run_code=run_code.rstrip(), package=package, num_classes=num_classes
     )
 
 

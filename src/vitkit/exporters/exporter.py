@@ -14,9 +14,9 @@ import torch
 
 from vitkit.core.environment import release_freed_memory
 from vitkit.core.errors import UnknownNameError, WeightsError, did_you_mean
-from vitkit.core.files import sha256, write_text
-from vitkit.core.result import Result
-from vitkit.core.signals import ProgressFunction, ignore_progress
+from vitkit.core.files import sha256, write_json, write_text
+from vitkit.core.result import Result, fields_to_json
+from vitkit.core.signals import ProgressFunction
 from vitkit.data.fingerprint import fingerprint_contents
 from vitkit.exporters import atomic_output
 from vitkit.exporters.example import format_example, format_readme, preprocessing_json
@@ -28,7 +28,7 @@ from vitkit.exporters.verification import EXAMPLE, VerificationImages, verify_ex
 from vitkit.exporters.weights import FILES, PREPROCESSING, verify_weights, write_companion_files
 from vitkit.inference.image_inputs import describe_data, open_data_images
 from vitkit.typing import DataSource, ModelSource, Settings
-from vitkit.weights.artifact import FORMAT_NAME, FORMAT_TITLE, LABELS, write_json
+from vitkit.weights.artifact import FORMAT_NAME, FORMAT_TITLE, LABELS
 from vitkit.weights.bundle import ModelBundle
 from vitkit.weights.convert import change_config, check_output, preprocessing_differences, read_back, write_format
 from vitkit.weights.describe import load_described
@@ -72,12 +72,6 @@ class ExportResult(Result):
     differs: tuple[str, ...] = ()
     already_existed: bool = False
 
-    def to_dict(self) -> dict[str, object]:
-        """Return the result as JSON values."""
-        values = vars(self) | {"path": str(self.path)}
-        del values["warnings"]
-        return {key: list(value) if isinstance(value, tuple) else value for key, value in values.items()}
-
     def highlights(self) -> dict[str, object]:
         """Return path, format and verification."""
         return {"path": str(self.path), "format": self.format, "model": self.model, "verified": self.summary}
@@ -87,12 +81,12 @@ def export_model(
     model: ModelSource,
     out: Path,
     *,
-    to: str = "huggingface",
-    images: DataSource | None = None,
-    settings: Settings | None = None,
-    overwrite: bool = False,
-    report: Report = lambda message: None,
-    progress: ProgressFunction = ignore_progress,
+    to: str,
+    images: DataSource | None,
+    settings: Settings,
+    overwrite: bool,
+    report: Report,
+    progress: ProgressFunction,
 ) -> ExportResult:
     """Write a model for a runtime (`RUNTIMES`) or another library and verify it. Repeating it changes nothing."""
     runtime, target = _find_target(to)
@@ -105,7 +99,7 @@ def export_model(
         _check_output(out, model, overwrite=overwrite, as_directory=as_directory)
     info, bundle = load_described(model)
     report(f"read {info.file}: {info.title}, {info.model}")
-    config, changes = change_config(bundle, settings or {}, source=source_name(model))
+    config, changes = change_config(bundle, settings, source=source_name(model))
     bundle = replace(bundle, config=config)
     request: dict[str, object] = {"to": to, "model": bundle.fingerprint(), "images": _identify_images(images)}
     verification = _find_existing(out, request) if exists else None
@@ -235,7 +229,7 @@ def write_program(
         "against": f"vitkit {metadata.version('vitkit')} on torch {torch.__version__}, float32",
         "summary": summary,
         **used_images,
-        **comparison.to_json(),
+        **fields_to_json(comparison),
         "example": example,
     }
 

@@ -12,7 +12,7 @@ import sys
 import tempfile
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import chain, cycle, islice
 from pathlib import Path
 
@@ -63,21 +63,15 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 class VerificationImages:
     """Images on which an export is verified.
 
-    `unreadable` is the number of images that could not be read, after `batches` was consumed. `progress` receives the
-    number of images read so far.
+    `unreadable` is the number of images that could not be read, after `batches` was consumed. `progress` is called with
+    the number of images read so far.
     """
 
-    def __init__(
-        self,
-        source: ImageSource,
-        *,
-        preprocessing: Preprocessing,
-        description: str,
-        progress: Callable[[int], None] = lambda count: None,
-    ) -> None:
+    def __init__(self, source: ImageSource, *, preprocessing: Preprocessing, description: str) -> None:
         count = min(len(source), MAX_IMAGES)
         self.source = Subset(source, [index * len(source) // count for index in range(count)])
-        self.preprocessing, self.description, self.progress = preprocessing, description, progress
+        self.preprocessing, self.description = preprocessing, description
+        self.progress: Callable[[int], None] = lambda count: None
         self.unreadable = 0
 
     def __len__(self) -> int:
@@ -171,14 +165,6 @@ class OutputComparison:
     features_difference: float | None
     """None if the program has no features output."""
     features_allowed: float
-
-    def to_json(self) -> dict[str, object]:
-        """Return the fields, with None for numbers that are not finite."""
-        fields = asdict(self) | {"batch_sizes": list(self.batch_sizes)}
-        return {
-            key: None if isinstance(value, float) and not math.isfinite(value) else value
-            for key, value in fields.items()
-        }
 
     def summary(self) -> str:
         """Describe the comparison in one line."""

@@ -8,14 +8,14 @@ from pathlib import Path
 import torch
 
 from vitkit.core.errors import WeightsError
-from vitkit.core.files import write_text
+from vitkit.core.files import write_json, write_text
+from vitkit.core.result import fields_to_json
 from vitkit.core.sizes import pair
 from vitkit.exporters.example import format_example, preprocessing_json
 from vitkit.exporters.runtime import FEATURES, LOGITS, FloatArray
 from vitkit.exporters.verification import EXAMPLE, VerificationImages, model_runner, verify_example, verify_outputs
 from vitkit.model.config import ViTConfig
 from vitkit.weights import artifact as artifact_io
-from vitkit.weights.artifact import write_json
 from vitkit.weights.bundle import ModelBundle
 from vitkit.weights.formats.registry import get_format
 from vitkit.weights.formats.timm import TIMM
@@ -65,7 +65,7 @@ def verify_weights(
         "runtime": f"vitkit {metadata.version('vitkit')}",
         "against": f"the model before export, on torch {torch.__version__}, float32",
         **used_images,
-        **comparison.to_json(),
+        **fields_to_json(comparison),
     }
     summary = [f"read by vitkit, {comparison.summary()}"]
     if to == artifact_io.FORMAT_NAME:
@@ -113,7 +113,7 @@ def compare_with_library(
 
         title = f"{against} with the exported weights"
         comparison, _ = verify_outputs(run_library, bundle, title=title, images=images, model=run_model)
-    return {"against": against, "summary": comparison.summary(), **comparison.to_json()}
+    return {"against": against, "summary": comparison.summary(), **fields_to_json(comparison)}
 
 
 def add_example(

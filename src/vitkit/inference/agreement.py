@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -33,13 +33,9 @@ class Agreement:
     mean_difference: float
     of_logits: bool = True
 
-    def to_json(self) -> dict[str, object]:
-        """Return the fields, with None for numbers that are not finite."""
-        return {key: value if math.isfinite(value) else None for key, value in asdict(self).items()}
-
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> "Agreement":
-        """Return the agreement that `to_json` has described."""
+        """Return the agreement with these fields; None is a number that is not finite."""
         finite: dict[str, Any] = {key: math.nan if value is None else value for key, value in values.items()}
         return cls(**finite)
 

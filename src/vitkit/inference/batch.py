@@ -6,8 +6,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from vitkit.core.signals import Interrupted, ProgressFunction, catch_stop_signals, ignore_progress, start_task
 from vitkit.data.dataset import ImageSource, Subset
 from vitkit.data.decode import ImageLike
@@ -61,31 +59,27 @@ class Shard:
 def predict_images(
     model: ModelSource,
     images: Sequence[ImageLike],
-    *,
     options: PredictionOptions,
-    device: torch.device,
-    calibration: DataSource | None = None,
+    *,
     report: Report,
     progress: ProgressFunction = ignore_progress,
 ) -> Predictions:
     """Return the predictions for all images."""
     source = open_images(images)
-    predictor = open_predictor(model, options, device=device, report=report)
-    agreement = measure_predictor(predictor, source, calibration=calibration, report=report)
+    predictor = open_predictor(model, options, report=report)
+    agreement = measure_predictor(predictor, source, calibration=options.calibration, report=report)
     advance = start_task(progress, TASK, len(source))
     result = predict_source(predictor, source, options, agreement=agreement, progress=advance)
-    return replace(result, left_out=source.left_out, warnings=_list_warnings(result.skipped, source.left_out))
+    return _add_warnings(result, source.left_out)
 
 
 def predict_to_file(
     model: ModelSource,
     images: Sequence[ImageLike],
-    out: Path,
-    *,
     options: PredictionOptions,
-    device: torch.device,
-    calibration: DataSource | None = None,
-    shard: Shard | None = None,
+    *,
+    out: Path,
+    shard: Shard,
     report: Report,
     progress: ProgressFunction = ignore_progress,
 ) -> Predictions:
@@ -94,7 +88,6 @@ def predict_to_file(
     An interrupted call leaves what is done and raises `Interrupted`; the same call resumes there. A completed file of
     the same call is returned without loading the model.
     """
-    shard = shard or Shard()
     source = open_images(images)
     part, left_out = shard.select(source), () if shard.rank else source.left_out
     request: dict[str, object] = {"model": source_name(model), "images": describe_images(images), "top": options.top}
@@ -104,9 +97,9 @@ def predict_to_file(
     file = PredictionFile(shard.path(out), request, fingerprints=fingerprint_inputs(model, part))
     if file.is_complete():
         report(f"already complete: {file.path}")
-        return _read_file(file.path, file.read_metadata(), images=part, left_out=left_out)
-    predictor = open_predictor(model, options, device=device, report=report)
-    agreement = measure_predictor(predictor, source, calibration=calibration, report=report)
+        return _add_warnings(_read_file(file.path, file.read_metadata(), images=part), left_out)
+    predictor = open_predictor(model, options, report=report)
+    agreement = measure_predictor(predictor, source, calibration=options.calibration, report=report)
     with file.open() as resumed, catch_stop_signals() as stop:
         if resumed:
             report(f"resuming after {resumed:,} of {len(part):,} images")
@@ -121,36 +114,31 @@ def predict_to_file(
         features = predictor.model.config.num_features if options.features else 0
         engine = predictor.describe_engine(agreement)
         metadata = file.finalize(model=predictor.model.name, classes=classes, features=features, engine=engine)
-    return _read_file(file.path, metadata, images=part, left_out=left_out)
+    return _add_warnings(_read_file(file.path, metadata, images=part), left_out)
 
 
-def _read_file(path: Path, metadata: dict[str, Any], *, images: ImageSource, left_out: tuple[str, ...]) -> Predictions:
-    skipped = tuple(BadFile(each["file"], each["reason"]) for each in metadata["bad"])
+def _read_file(path: Path, metadata: dict[str, Any], *, images: ImageSource) -> Predictions:
     agreement = metadata.get("agreement")
     return Predictions(
         rows=StoredPredictions(path, size=metadata["images"]),
         path=path,
-        skipped=skipped,
+        skipped=tuple(BadFile(each["file"], each["reason"]) for each in metadata["bad"]),
         agreement=None if agreement is None else Agreement.from_json(agreement),
         metadata=metadata,
         images=images,
-        left_out=left_out,
-        warnings=_list_warnings(skipped, left_out),
     )
 
 
-def _list_warnings(skipped: Sequence[BadFile], left_out: Sequence[str]) -> tuple[str, ...]:
+def _add_warnings(result: Predictions, left_out: tuple[str, ...]) -> Predictions:
     warnings = list_left_out(left_out)
-    warn_skipped(skipped, warnings.append)
-    return tuple(warnings)
+    warn_skipped(result.skipped, warnings.append)
+    return replace(result, left_out=left_out, warnings=tuple(warnings))
 
 
-def open_predictor(
-    model: ModelSource, options: PredictionOptions, *, device: torch.device, report: Report
-) -> Predictor:
+def open_predictor(model: ModelSource, options: PredictionOptions, *, report: Report) -> Predictor:
     """Load a model with the engine that the options select. Report a native build, and why a slower engine is used."""
     loaded = model if isinstance(model, Model) else load(model)
-    precision, merge = options.precision, options.merge
+    precision, merge, device = options.precision, options.merge, options.device
     build_native_if_needed(loaded, precision=precision, device=device, merge=merge, report=report)
     predictor = Predictor(loaded, device=device, batch_size=options.batch_size, precision=precision, merge=merge)
     if predictor.fallback_reason is not None:
@@ -161,7 +149,7 @@ def open_predictor(
 
 
 def measure_predictor(
-    predictor: Predictor, source: ImageSource, *, calibration: DataSource | None = None, report: Report
+    predictor: Predictor, source: ImageSource, *, calibration: DataSource | None, report: Report
 ) -> Agreement | None:
     """Measure and report how an approximate engine agrees with fp32; None if it is exact or no image is readable."""
     if not predictor.is_approximate:

@@ -8,7 +8,7 @@ import gc
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -18,7 +18,7 @@ import psutil
 import torch
 
 from vitkit.core.errors import ConfigError, DataError, UnknownNameError
-from vitkit.core.result import Result, draw
+from vitkit.core.result import Result, draw, select
 from vitkit.core.shapes import Tensor
 from vitkit.core.signals import ProgressFunction, ignore_progress, start_task
 from vitkit.core.sizes import pair
@@ -87,10 +87,6 @@ class BenchmarkRow:
     memory_bytes: int
     agreement: Agreement | None
 
-    def to_dict(self) -> dict[str, object]:
-        """Return the measurements as JSON values."""
-        return asdict(self) | {"agreement": self.agreement and self.agreement.to_json()}
-
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
 class BenchmarkResult(Result):
@@ -110,8 +106,8 @@ class BenchmarkResult(Result):
     def to_dict(self) -> dict[str, object]:
         """Return the result as JSON values."""
         agreement = {"images": self.agreement_images, "source": self.agreement_source, "note": self.note}
-        facts = {"model": self.model, "device": self.device, "threads": self.threads, "agreement": agreement}
-        return facts | {"rows": [row.to_dict() for row in self.rows], "recommendation": self.recommendation}
+        facts = select(self, "model", "device", "threads")
+        return facts | {"agreement": agreement} | select(self, "rows", "recommendation")
 
     def highlights(self) -> dict[str, object]:
         """Return the model, the highest speed, and the recommendation."""

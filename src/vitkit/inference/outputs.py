@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitkit.core.errors import ConfigError, DataError, WeightsError, did_you_mean
-from vitkit.core.files import atomic_write, sha256, write_text
+from vitkit.core.files import atomic_write, sha256, write_json
 from vitkit.data.dataset import ImageSource, fingerprint_source
 from vitkit.data.layouts.shards import import_pyarrow
 from vitkit.inference.predictions import ImagePrediction, Prediction
@@ -113,7 +113,7 @@ class PredictionFile:
             metadata = {"model": model, **self._count_images(), "request": self.request}
             metadata |= {"fingerprints": self.fingerprints, **(engine or {})}
             # Metadata first: a table without it counts as somebody else's file.
-            write_text(self.metadata_path, json.dumps(metadata, indent=2) + "\n")
+            write_json(self.metadata_path, metadata)
         self.file.close()
         self.partial_path.unlink(missing_ok=True)
         return metadata

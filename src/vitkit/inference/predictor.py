@@ -6,10 +6,11 @@ from dataclasses import dataclass
 import torch
 
 from vitkit.core.errors import ConfigError, InputError, check_positive
+from vitkit.core.result import to_json
 from vitkit.core.shapes import Float, Tensor
 from vitkit.data.dataset import ImageSource
 from vitkit.data.decode import ImageLike
-from vitkit.data.loader import ImageBatch, make_evaluation_loader
+from vitkit.data.loader import CPU, ImageBatch, make_evaluation_loader
 from vitkit.data.preprocessing import Preprocessing
 from vitkit.data.verify import find_reason
 from vitkit.inference.agreement import Agreement
@@ -17,7 +18,7 @@ from vitkit.inference.engine import Precision, check_precision, resolve_device
 from vitkit.inference.image_inputs import list_images, open_images
 from vitkit.inference.predictions import ImagePrediction, Prediction, Predictions, count_images, list_skipped
 from vitkit.inference.select import select_engine
-from vitkit.typing import ModelSource
+from vitkit.typing import DataSource, ModelSource
 from vitkit.weights.load import load
 from vitkit.zoo.registry import Model
 
@@ -35,6 +36,9 @@ class PredictionOptions:
     merge: int = 0
     batch_size: int = 32
     workers: int = 0
+    device: torch.device = CPU
+    calibration: DataSource | None = None
+    """Images on which an approximate engine is compared with fp32; by default the first of those to predict."""
 
     def __post_init__(self) -> None:
         check_positive("top", self.top)
@@ -99,7 +103,7 @@ class Predictor:
     def describe_engine(self, agreement: Agreement | None = None) -> dict[str, object]:
         """Return the settings of the engine as JSON values; its name changes if compiling fails."""
         settings = {"precision": self.precision, "merge": self.merge, "engine": self.engine.name}
-        return settings | ({"agreement": agreement and agreement.to_json()} if self.is_approximate else {})
+        return settings | ({"agreement": to_json(agreement)} if self.is_approximate else {})
 
     def __call__(self, images: ImageLike | Sequence[ImageLike], top: int = 5) -> Predictions:
         """Return the most probable classes of each image, in descending order.

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from torch import nn
 
-from vitkit.core.arguments import explain_arguments
-from vitkit.core.errors import ConfigError, check_not_negative
+from vitkit.core.errors import ConfigError, check_not_negative, explain_arguments
 from vitkit.core.shapes import Float, Tensor
 
 if TYPE_CHECKING:

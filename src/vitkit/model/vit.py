@@ -14,8 +14,7 @@ from einops import rearrange
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from vitkit.core.arguments import explain_arguments
-from vitkit.core.errors import InputError
+from vitkit.core.errors import InputError, explain_arguments
 from vitkit.core.shapes import Float, Int, Tensor
 from vitkit.core.sizes import Size, pair
 from vitkit.model.attention import AxialAttention

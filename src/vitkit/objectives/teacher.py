@@ -9,6 +9,7 @@ from torch import nn
 from torch.nn import functional
 
 from vitkit.core.errors import ConfigError
+from vitkit.core.formatting import shorten_list
 from vitkit.core.shapes import Float, Tensor
 from vitkit.core.sizes import pair
 from vitkit.data.preprocessing import Preprocessing
@@ -98,10 +99,9 @@ def match_classes(labels: Sequence[str], *, classes: Sequence[str]) -> tuple[int
         )
     indices = {label: index for index, label in enumerate(labels)}
     if unknown := [name for name in classes if name not in indices]:
-        more = f" and {len(unknown) - 1} more" if len(unknown) > 1 else ""
         is_numbered = bool(labels) and tuple(labels) == tuple(map(str, range(len(labels))))
         raise ConfigError(
-            f"the teacher does not know the class {unknown[0]}{more}",
+            f"the teacher does not know the class {shorten_list(unknown, limit=1)}",
             expected=", ".join(labels[:5]) + (" …" if len(labels) > 5 else "") if labels else "a teacher with a head",
             hint="give its classes their names: vitkit weights adapt TEACHER NAMED --labels NAMES"
             if is_numbered

@@ -19,7 +19,7 @@ from functools import partial
 
 from vitkit.data.config import AugmentConfig
 from vitkit.objectives.config import DistillationConfig, FeatureDistillationConfig, ObjectiveConfig
-from vitkit.recipes.paper import IMAGENET, IMAGENET_IMAGES, train_command
+from vitkit.recipes.paper import IMAGENET, imagenet_schedule, train_command
 from vitkit.recipes.recipe import Recipe, slug
 from vitkit.recipes.small import digits
 from vitkit.training.config import DataConfig, ModelChoice, OptimizerConfig, RunConfig, ScheduleConfig
@@ -51,7 +51,7 @@ def recipes() -> Iterator[Recipe]:
         yield Recipe(
             GROUP,
             name,
-            partial(distilled, model),
+            partial(imagenet_distilled, model),
             f"{model} on ImageNet with a teacher, 300 epochs",
             f"{train_command(name)} objective.distillation.teacher=RUN",
             f"{exaflops:g} exaFLOPs by our count, and the teacher's forward passes; not timed",
@@ -73,7 +73,7 @@ def recipes() -> Iterator[Recipe]:
     yield replace(first, name="embedded-continue", make=next_stage, summary=summary, command=command, rates=(0.02,))
 
 
-def distilled(model: str) -> RunConfig:
+def imagenet_distilled(model: str) -> RunConfig:
     """Return the run of a model of the paper, without a teacher."""
     return RunConfig(
         model=ModelChoice(name=model, image_size=224, settings=("dropout.stochastic_depth=0.1",)),
@@ -85,13 +85,8 @@ def distilled(model: str) -> RunConfig:
             name="distillation", smoothing=0.1, distillation=DistillationConfig(kind="hard", weight=0.5, token=True)
         ),
         optimizer=OptimizerConfig(name="adam", weight_decay=0.05, clip=None),
-        schedule=ScheduleConfig(
-            batch_size=BATCH_SIZE,
-            epochs=300.0,
-            lr=5e-4 * BATCH_SIZE / 512,
-            warmup_steps=round(5 * IMAGENET_IMAGES / BATCH_SIZE),
-            decay="cosine",
-            end_lr=1e-5,
+        schedule=imagenet_schedule(
+            batch_size=BATCH_SIZE, epochs=300.0, lr=5e-4 * BATCH_SIZE / 512, warmup_epochs=5, end_lr=1e-5
         ),
     )
 

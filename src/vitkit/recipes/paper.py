@@ -26,6 +26,16 @@ HELD_OUT = 0.004
 """51,200 of the 12.7 M images of ImageNet-21k, as in big_vision's configuration; the paper does not say."""
 
 
+def imagenet_schedule(
+    *, batch_size: int, epochs: float, lr: float, warmup_epochs: int, end_lr: float = 0.0
+) -> ScheduleConfig:
+    """Return a cosine schedule on ImageNet whose warm-up is a number of epochs."""
+    warmup_steps = round(warmup_epochs * IMAGENET_IMAGES / batch_size)
+    return ScheduleConfig(
+        batch_size=batch_size, epochs=epochs, lr=lr, warmup_steps=warmup_steps, decay="cosine", end_lr=end_lr
+    )
+
+
 @dataclass(frozen=True, kw_only=True)
 class Corpus:
     """A pre-training dataset with its settings in Table 3.

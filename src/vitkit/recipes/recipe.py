@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from vitkit.core.config import to_toml
+from vitkit.core.result import select
 from vitkit.training.config import RunConfig
 
 _LINE = 118
@@ -41,8 +42,7 @@ class Recipe:
 
     def to_dict(self) -> dict[str, object]:
         """Return the description as plain data."""
-        keys = ("name", "group", "kind", "summary", "command", "time", "expected")
-        return {key: getattr(self, key) for key in keys} | {"rates": list(self.rates)}
+        return select(self, "name", "group", "kind", "summary", "command", "time", "expected", "rates")
 
     def toml(self) -> str:
         """Format the recipe as a TOML file: the header in comments, then all settings."""

@@ -14,7 +14,7 @@ from typing import Literal
 from vitkit.data.config import AugmentConfig
 from vitkit.model.pretraining_config import MAEConfig, MaskedConfig
 from vitkit.objectives.config import ObjectiveConfig
-from vitkit.recipes.paper import IMAGENET, IMAGENET_IMAGES, JFT, train_command
+from vitkit.recipes.paper import IMAGENET, JFT, imagenet_schedule, train_command
 from vitkit.recipes.recipe import Recipe
 from vitkit.recipes.small import FIGURES, small_model
 from vitkit.training.config import DataConfig, ModelChoice, OptimizerConfig, RunConfig, ScheduleConfig
@@ -125,13 +125,7 @@ def mae_b16() -> RunConfig:
         augment=AugmentConfig(crop="inception", crop_area=(0.2, 1.0), flip=True),
         objective=ObjectiveConfig(name="mae", mae=MAEConfig(width=512, depth=8, heads=16)),
         optimizer=OptimizerConfig(name="adam", beta1=0.9, beta2=0.95, weight_decay=0.05, clip=None),
-        schedule=ScheduleConfig(
-            batch_size=BATCH_SIZE,
-            epochs=800.0,
-            lr=1.5e-4 * BATCH_SIZE / 256,
-            warmup_steps=round(40 * IMAGENET_IMAGES / BATCH_SIZE),
-            decay="cosine",
-        ),
+        schedule=imagenet_schedule(batch_size=BATCH_SIZE, epochs=800.0, lr=1.5e-4 * BATCH_SIZE / 256, warmup_epochs=40),
     )
 
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 from vitkit.core.config import apply_overrides, from_mapping, read_toml
 from vitkit.core.errors import ConfigError, DataError, UnknownNameError, WeightsError, did_you_mean
-from vitkit.core.files import write_text
+from vitkit.core.files import write_json, write_text
+from vitkit.core.formatting import shorten_list
 from vitkit.core.signals import StopFlag, StopRequested
-from vitkit.data.layouts.files import shorten_list
 from vitkit.data.layouts.registry import EMBEDDED
 from vitkit.evaluation.leaderboard import Leaderboard, LeaderboardDataset, LeaderboardScore
 from vitkit.evaluation.protocols import Protocol, check_label_map
@@ -18,7 +18,6 @@ from vitkit.report.leaderboard import leaderboard_svg, render_leaderboard
 from vitkit.training.callbacks import Callback
 from vitkit.training.distributed import join_ranks
 from vitkit.training.suite import VAL_AS_TEST, SuiteTask, read_finished, run_suite
-from vitkit.weights.artifact import write_json
 
 BIT_CROP = ("augment.crop_area=[0.7347, 0.7347]", "augment.crop_aspect=[1.0, 1.0]")
 """BiT's random crop of 384 of 448 pixels each way, as a fraction of the area."""

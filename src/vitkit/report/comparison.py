@@ -1,12 +1,11 @@
 """Comparison report: tables, differences with intervals, and accuracy against cost."""
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
 from markupsafe import Markup
 
-from vitkit.core.files import write_csv, write_text
+from vitkit.core.files import write_csv, write_json, write_text
 from vitkit.core.formatting import format_number, format_percent
 from vitkit.evaluation.comparison import ComparisonResult, Difference
 from vitkit.report.charts import Dot, DotGroup, nice_ticks, row_chart, standalone_svg
@@ -54,7 +53,7 @@ def render_comparison_files(comparison: ComparisonResult) -> dict[str, str]:
 def write_comparison(comparison: ComparisonResult, directory: Path) -> None:
     """Write the page, the charts, compare.csv and compare.json."""
     directory.mkdir(parents=True, exist_ok=True)
-    write_text(directory / "compare.json", json.dumps(comparison.to_dict(), indent=2, allow_nan=False) + "\n")
+    write_json(directory / "compare.json", comparison.to_dict())
     write_csv(directory / "compare.csv", csv_rows(comparison), CSV_COLUMNS)
     for name, content in render_comparison_files(comparison).items():
         write_text(directory / name, content)

@@ -1,13 +1,12 @@
 """Data quality report: near-duplicates side by side, and images whose label may be wrong."""
 
-import json
 from pathlib import Path
 
 from markupsafe import Markup
 from PIL import Image
 
 from vitkit.core.errors import DataError
-from vitkit.core.files import write_csv, write_text
+from vitkit.core.files import write_csv, write_json, write_text
 from vitkit.core.formatting import format_percent
 from vitkit.data.decode import decode
 from vitkit.data.verify import read_image
@@ -33,7 +32,7 @@ def write_report(report: DataQualityReport, directory: Path) -> None:
         (directory / "label_issues.csv").unlink(missing_ok=True)  # of an earlier call with a model
     else:
         write_csv(directory / "label_issues.csv", report.label_issue_rows(), LABEL_ISSUE_COLUMNS)
-    write_text(directory / "data_quality.json", json.dumps(report.to_dict(), indent=2, allow_nan=False) + "\n")
+    write_json(directory / "data_quality.json", report.to_dict())
     write_text(directory / "report.html", page)
 
 

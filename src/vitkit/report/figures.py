@@ -308,7 +308,7 @@ def distance_chart(distances: Float[Tensor, "layers A"]) -> Chart:
     title, y_title = "Mean attention distance by depth", "Mean attention distance (pixels)"
     chart, axes = _depth_chart(len(values), top=float(values.max()), y_title=y_title, title=title)
     for (layer, head), value in np.ndenumerate(values):
-        (dot,) = axes.plot([layer], [value], "o", markersize=8, alpha=0.75, color=_color(head), markeredgewidth=0)
+        (dot,) = axes.plot([layer], [value], "o", markersize=8, alpha=0.75, color=series_color(head), markeredgewidth=0)
         chart.add_tooltip(dot, f"layer {layer + 1}, head {head + 1}: {value:.1f} pixels")
     return chart
 
@@ -329,15 +329,15 @@ def line_figure(
         count, top=top, y_title=y_title, title=title, ticks=ticks, x_title=x_title, percent=percent, legend=200
     )
     for index, (name, values) in enumerate(series.items()):
-        axes.plot(range(count), values, color=_color(index), linewidth=2)
+        axes.plot(range(count), values, color=series_color(index), linewidth=2)
         for position, value in enumerate(values):
-            (dot,) = axes.plot([position], [value], "o", markersize=6, color=_color(index), markeredgewidth=0)
+            (dot,) = axes.plot([position], [value], "o", markersize=6, color=series_color(index), markeredgewidth=0)
             label = ticks[position] if ticks else str(position + 1)
             chart.add_tooltip(dot, f"{name}, {label}: {f'{value:.1%}' if percent else f'{value:.3g}'}")
         y = 26 + 20 * index
         marker = add_axes(chart.figure, chart.width - 188, y - 2, 14, 4)
         marker.set_axis_off()
-        marker.add_patch(Rectangle((0, 0), 1, 1, color=_color(index), linewidth=0))
+        marker.add_patch(Rectangle((0, 0), 1, 1, color=series_color(index), linewidth=0))
         add_text(chart.figure, chart.width - 168, y + 4, name, size=12, color="ink", limit=26)
     return chart
 
@@ -369,5 +369,6 @@ def _depth_chart(
     return chart, axes
 
 
-def _color(index: int) -> str:
+def series_color(index: int) -> str:
+    """Return the color of a series; they repeat after the last."""
     return SERIES[f"s{index % len(SERIES)}"]

@@ -102,11 +102,10 @@ class InspectionResult(Result):
     def to_html(self) -> str:
         """Render the page."""
         context = self.context
-        parameters = sum(parameter.numel() for parameter in context.model.parameters())
         images = format_plural(len(context.images), "image")
         return render_page(
             title=f"Inspection of {context.model.name}",
-            lead=f"{visible(context.model.name)}, {parameters:,} parameters, on {images}",
+            lead=f"{visible(context.model.name)}, {context.model.num_parameters():,} parameters, on {images}",
             top=_predictions(context),
             sections=[Section(each.name, each.title, _section_body(each, context)) for each in self.sections],
             script=asset("inspect.js"),

@@ -88,7 +88,7 @@ class InspectionContext:
         return self.map_drawn(lambda images: self.model(images).softmax(dim=1))
 
     @property
-    def predicted(self) -> Int[Tensor, "B"]:
+    def predicted_classes(self) -> Int[Tensor, "B"]:
         """Return the predicted class of each image that is drawn."""
         return self.probabilities.argmax(dim=1)
 
@@ -100,7 +100,7 @@ class InspectionContext:
     @cached_property
     def relevance(self) -> Float[Tensor, "B rows columns"]:
         """Return the relevance of patches for the predicted class."""
-        return self.relevance_for(self.predicted)
+        return self.relevance_for(self.predicted_classes)
 
     def relevance_for(self, classes: Int[Tensor, "B"]) -> Float[Tensor, "B rows columns"]:
         """Return the relevance of patches for a class of each image that is drawn."""

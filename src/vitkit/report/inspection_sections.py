@@ -40,14 +40,14 @@ def rollout_section(context: InspectionContext) -> InspectionSection:
     }
     numbers: dict[str, Any] = {"rollout": round_values(maps)}
     if vit.config.num_classes:
-        explained = {"predicted": ("For the prediction", context.predicted, context.relevance)}
+        explained = {"predicted": ("For the prediction", context.predicted_classes, context.relevance)}
         if context.target is not None:
             classes = torch.full((len(maps),), context.target)
             explained["target"] = ("For the chosen class", classes, context.relevance_for(classes))
         for key, (head, classes, relevance) in explained.items():
             numbers[f"relevance_{key}"] = round_values(relevance)
             columns[head] = (
-                _overlays(context, clip_maps(relevance)),
+                _overlay_maps(context, clip_maps(relevance)),
                 [context.describe_prediction(image, label) for image, label in enumerate(classes.tolist())],
             )
     drawing = ImageGrid(
@@ -133,11 +133,11 @@ def distance_section(context: InspectionContext) -> InspectionSection:
     )
 
 
-def _overlays(context: InspectionContext, maps: Iterable[NDArray[np.float32]]) -> list[Rgb]:
+def _overlay_maps(context: InspectionContext, maps: Iterable[NDArray[np.float32]]) -> list[Rgb]:
     return [overlay_heatmap(picture, each) for picture, each in zip(context.pictures, maps, strict=True)]
 
 
-def _below_input(context: InspectionContext, pictures: Sequence[Rgb], *, head: str, title: str) -> ImageGrid:
+def _grid_below_input(context: InspectionContext, pictures: Sequence[Rgb], *, head: str, title: str) -> ImageGrid:
     """Return a grid of two rows: the model's input, and what was computed from each image."""
     captions = [[""] * len(pictures), context.drawn_names]
     return ImageGrid(rows=[context.pictures, pictures], row_heads=("Model input", head), captions=captions, title=title)
@@ -173,7 +173,7 @@ def colors_section(context: InspectionContext) -> InspectionSection:
     """Draw the principal components of patch features as colors."""
     colors = to_array(features.feature_colors(context.model, context.drawn, layer=context.layer))
     pictures = [(each * 255).round().astype("uint8") for each in colors]
-    drawing = _below_input(context, pictures, head="Features as colors", title="Patch features as colors")
+    drawing = _grid_below_input(context, pictures, head="Features as colors", title="Patch features as colors")
     text = (
         "The three strongest principal components of the features of all patches of these images, as red, green and "
         "blue. Patches of the same color have similar features, within an image and across images."
@@ -223,8 +223,8 @@ def patch_similarity_section(context: InspectionContext) -> InspectionSection:
     flat = vectors.flatten(1, 2)
     similarity = (flat @ flat.transpose(1, 2)).unflatten(1, (rows, columns)).unflatten(3, (rows, columns))
     center = to_array(similarity[:, rows // 2, columns // 2].clamp(min=0))
-    overlays, head = _overlays(context, center), "Similarity to the center patch"
-    drawing = _below_input(context, overlays, head=head, title="Similarity of patches")
+    overlays, head = _overlay_maps(context, center), "Similarity to the center patch"
+    drawing = _grid_below_input(context, overlays, head=head, title="Similarity of patches")
     text = "Move the pointer or the arrow keys over a patch to highlight patches with similar features."
     return InspectionSection(text, {"patch-similarity": drawing}, patch_similarity=tuple(similarity))
 
@@ -282,8 +282,8 @@ def norms_section(context: InspectionContext) -> InspectionSection:
     if vit.config.class_tokens:
         series["class token"] = norms[:, :, 0].mean(dim=0).tolist()
     last = patches[:, -1].unflatten(1, vit.config.grid)
-    overlays = _overlays(context, map(rescale, to_array(last)))
-    maps = _below_input(context, overlays, head="Norm after the last layer", title="Token norms over the image")
+    overlays = _overlay_maps(context, map(rescale, to_array(last)))
+    maps = _grid_below_input(context, overlays, head="Norm after the last layer", title="Token norms over the image")
     lines = figures.line_figure(series, y_title="Norm", title="Token norms by layer")
     ratio = float(last.max() / last.median())
     text = (

@@ -28,7 +28,7 @@ from vitkit.inference.benchmark import BenchmarkResult, BenchmarkRow
 from vitkit.inference.predictions import ImagePrediction, Predictions
 from vitkit.report.charts import Number, nice_ticks
 from vitkit.report.colors import Rgb
-from vitkit.report.figures import SERIES, THEME, ImageGrid, add_axes, add_text, new_figure
+from vitkit.report.figures import SERIES, THEME, ImageGrid, add_axes, add_text, new_figure, series_color
 from vitkit.report.html import visible
 from vitkit.zoo.cost import Cost
 
@@ -144,7 +144,9 @@ def plot_fewshot(result: FewShotResult) -> Figure:
     for index, (method, by_shots) in enumerate(result.methods.items()):
         means, errors = zip(*((each.mean, each.std) for each in by_shots.values()), strict=True)
         positions = np.arange(len(shots)) + (index - (len(result.methods) - 1) / 2) * 0.06
-        axes.errorbar(positions, means, errors, color=_color(index), marker="o", linewidth=2, capsize=3, label=method)
+        axes.errorbar(
+            positions, means, errors, color=series_color(index), marker="o", linewidth=2, capsize=3, label=method
+        )
     low, high = min(each.mean - each.std for each in scores), max(each.mean + each.std for each in scores)
     _percent_axis(axes, max(low, 0.0), min(high, 1.0))
     axes.set_xlim(-0.4, len(shots) - 0.6)
@@ -172,11 +174,11 @@ def plot_comparison(result: ComparisonResult) -> Figure:
         error = [[max(scores.top1 - low, 0.0)], [max(high - scores.top1, 0.0)]]
         marker = MARKERS[index // len(SERIES) % len(MARKERS)]
         axes.errorbar(
-            [x], [scores.top1], error, color=_color(index), marker=marker, markersize=8, capsize=3, linestyle=""
+            [x], [scores.top1], error, color=series_color(index), marker=marker, markersize=8, capsize=3, linestyle=""
         )
         key = add_axes(figure, 500, 50 + 20 * index, 12, 12)
         key.set_axis_off()
-        key.plot([0], [0], marker, color=_color(index), markersize=7)
+        key.plot([0], [0], marker, color=series_color(index), markersize=7)
         add_text(figure, 518, 60 + 20 * index, name, color="ink")
     _cost_axis(axes, [float(getattr(model, field)) for model, _ in scored])
     if not scored:
@@ -210,8 +212,8 @@ def plot_leaderboard(board: Leaderboard) -> Figure:
             offset = (color - (len(board.models) - 1) / 2) * min(0.16, 0.7 / len(board.models))
             values.append(score.top1)
             if score.interval is not None:
-                axes.plot(score.interval, [index + offset] * 2, color=_color(color), linewidth=3, alpha=0.35)
-            axes.plot([score.top1], [index + offset], "o", color=_color(color), markersize=6)
+                axes.plot(score.interval, [index + offset] * 2, color=series_color(color), linewidth=3, alpha=0.35)
+            axes.plot([score.top1], [index + offset], "o", color=series_color(color), markersize=6)
     axes.set_xlim(max(0.0, min(values[1:], default=0.0) - 0.05), 1.02)
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.0%}"))
     return figure
@@ -304,7 +306,7 @@ def plot_benchmark(result: BenchmarkResult) -> Figure:
     for number, rows in enumerate(engines.values()):
         for index, row in enumerate(rows):
             top = number * (bar * len(sizes) + gap) + index * bar
-            color = SERIES[f"s{index % len(SERIES)}"]
+            color = series_color(index)
             axes.barh(top + bar / 2, row.images_per_second, height=bar - 2, color=color, linewidth=0)
             speed = f"{row.images_per_second:,.0f}" if row.images_per_second >= 100 else f"{row.images_per_second:.1f}"
             end = row.images_per_second + axes.get_xlim()[1] * 0.01
@@ -361,10 +363,6 @@ def _thumbnail(data: Dataset, image: ImageRef, *, side: int = 192) -> Rgb:
 # Parts
 
 
-def _color(index: int) -> str:
-    return SERIES[f"s{index % len(SERIES)}"]
-
-
 def _label_width(names: Sequence[str]) -> float:
     return max(map(len, names), default=0) * CHARACTER + 14
 
@@ -390,7 +388,7 @@ def _row_figure(names: Sequence[str], *, title: str, legend: Sequence[str]) -> t
         name = visible(each, limit=30)
         key = add_axes(figure, x, 36, 10, 10)
         key.set_axis_off()
-        key.plot([0], [0], "o", color=_color(index), markersize=7)
+        key.plot([0], [0], "o", color=series_color(index), markersize=7)
         add_text(figure, x + 14, 45, name)
         x += 30 + CHARACTER * len(name)
     axes = add_axes(figure, left, 58, width - left - 24, height)

@@ -10,6 +10,7 @@ from torch import nn
 from torch.nn import functional
 
 from vitkit.core.errors import DataError
+from vitkit.core.result import to_json
 from vitkit.core.shapes import Float, Tensor
 from vitkit.core.sizes import pair
 from vitkit.data.dataset import Subset
@@ -105,7 +106,7 @@ class ServedModel:
         facts |= {"features": model.config.num_features, "attention": vit is not None}
         facts |= zip(("layers", "heads", "grid"), sizes, strict=True)
         facts |= {"parameters": sum(parameter.numel() for parameter in model.parameters())}
-        facts |= {"agreement": agreement and agreement.to_json(), "agreed": agreement and str(agreement)}
+        facts |= {"agreement": to_json(agreement), "agreed": agreement and str(agreement)}
         return facts | {"labels": list(self.labels), "preprocessing": preprocessing.to_hub()}
 
 

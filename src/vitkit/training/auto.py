@@ -126,7 +126,7 @@ class AutoRun:
     def run(self, state: AutoState, decisions: Sequence[str]) -> RunResult:
         """Probe, try, and train; a run whose settings are fixed already only trains."""
         if self.run_dir.config.exists():
-            return self.train(self.run_dir.read_config(), state, dataset=self.dataset, decisions=(), seconds=None)
+            return self.train_final(self.run_dir.read_config(), state, dataset=self.dataset, decisions=(), seconds=None)
         self.request = replace(self.request, sources=tuple(state.sources))
         self.callback.on_message(f"time budget: {self.request.minutes:g} minutes (--minutes)")
         self.run_dir.create()
@@ -150,9 +150,9 @@ class AutoRun:
         decisions = (*decisions, choice)
         if trial is not None:
             run_on_main(self.ranks, lambda _: adopt_trial(self.run_dir, trial, config, decisions=decisions))
-            return self.train(self.run_dir.read_config(), state, dataset=self.dataset, decisions=(), seconds=None)
+            return self.train_final(self.run_dir.read_config(), state, dataset=self.dataset, decisions=(), seconds=None)
         seconds = max(self.remaining(state, data), 0.0)
-        return self.train(config, state, dataset=self.dataset, decisions=decisions, seconds=seconds)
+        return self.train_final(config, state, dataset=self.dataset, decisions=decisions, seconds=seconds)
 
     def remaining(self, state: AutoState, data: RunData) -> float:
         """Return the seconds left for training, the same on every rank; collective over all ranks."""
@@ -385,7 +385,7 @@ class AutoRun:
         trials = [record.seconds_per_step / self.request.tuned.schedule.batch_size for record in state.records]
         return REPORT_SECONDS + 2 * max((*probes, *trials), default=0.0) * (len(split[1]) if split else 0)
 
-    def train(
+    def train_final(
         self,
         config: RunConfig,
         state: AutoState,

@@ -10,7 +10,7 @@ from pathlib import Path
 from vitkit.core import metrics_log
 from vitkit.core.config import flatten_settings, to_mapping
 from vitkit.core.errors import ConfigError, TrainingError
-from vitkit.core.files import write_bytes, write_text
+from vitkit.core.files import write_bytes, write_json
 from vitkit.core.lock import lock_directory
 from vitkit.training.budget import SCRATCH, TrialPlan, TrialRecord
 from vitkit.training.config import RunConfig
@@ -82,7 +82,7 @@ def read_state(run_dir: RunDir) -> AutoState | None:
 
 def write_state(run_dir: RunDir, state: AutoState) -> None:
     """Write the state."""
-    write_text(run_dir.trials, json.dumps(asdict(state), indent=2) + "\n")
+    write_json(run_dir.trials, asdict(state))
 
 
 def check_same_request(run_dir: RunDir, state: AutoState | None, request: AutoRequest) -> None:
@@ -124,7 +124,7 @@ def remove_empty(directories: Sequence[Path]) -> None:
 def adopt_trial(run_dir: RunDir, trial: Path, config: RunConfig, *, decisions: Sequence[str]) -> None:
     """Make a finished trial the final run: its steps and state, of which only the end of the run is missing."""
     source = RunDir(trial)
-    write_text(run_dir.decisions, json.dumps(decisions, indent=2) + "\n")
+    write_json(run_dir.decisions, decisions)
     shutil.copytree(source.checkpoints, run_dir.checkpoints, dirs_exist_ok=True)
     for before, after in ((source.metrics, run_dir.metrics), (source.speed, run_dir.speed)):
         write_bytes(after, before.read_bytes())

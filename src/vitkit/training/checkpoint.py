@@ -19,11 +19,11 @@ import torch
 from torch import nn
 
 from vitkit.core.errors import TrainingError, WeightsError, summarize
-from vitkit.core.files import commit_directory, remove_temporary_files
+from vitkit.core.files import commit_directory, remove_temporary_files, write_json
 from vitkit.core.shapes import Tensor
 from vitkit.training.distributed import distribute_like, gather_full
 from vitkit.training.optim import EMA
-from vitkit.weights.artifact import read_tensors, write_checksums, write_json
+from vitkit.weights.artifact import read_tensors, write_checksums
 from vitkit.weights.run_checkpoint import PROGRESS as PROGRESS_FILE
 from vitkit.weights.run_checkpoint import TENSORS as TENSORS_FILE
 from vitkit.weights.run_checkpoint import read_progress

@@ -1,12 +1,13 @@
 """Datasets of a run: readable images, divided into training, validation and test splits."""
 
 import json
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from vitkit.core.errors import DataError
-from vitkit.core.files import write_text
+from vitkit.core.files import write_json
+from vitkit.core.formatting import shorten_list
 from vitkit.data.dataset import (
     ConcatSource,
     Dataset,
@@ -246,7 +247,7 @@ def check_unchanged(path: Path, data: RunData) -> None:
         "fingerprints": {name: fingerprint_source(source) for name, source in data.splits.items()},
     }
     if not path.exists():
-        write_text(path, json.dumps(now, indent=2) + "\n")
+        write_json(path, now)
         return
     try:
         before = dict(json.loads(path.read_bytes()))
@@ -274,14 +275,8 @@ def check_run_images(data: RunData, callback: Callback) -> None:
     counts = count_labels(data.val)
     if missing := [name for name, count in zip(data.classes, counts, strict=True) if count == 0]:
         callback.on_warning(
-            f"{list_names(missing)}: too few images to hold any out; the accuracy is that of the others"
+            f"{shorten_list(missing, limit=3)}: too few images to hold any out; the accuracy is that of the others"
         )
-
-
-def list_names(names: Collection[str]) -> str:
-    """Return some names, and how many more there are."""
-    first = list(names)[:3]
-    return ", ".join(first) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
 def are_identical(source: ImageSource) -> bool:

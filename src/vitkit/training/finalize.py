@@ -18,7 +18,7 @@ from PIL import Image
 
 from vitkit.core import metrics_log
 from vitkit.core.config import to_toml
-from vitkit.core.files import write_bytes, write_text
+from vitkit.core.files import write_bytes, write_json, write_text
 from vitkit.core.formatting import format_clock
 from vitkit.core.metrics_log import MetricsRecord
 from vitkit.core.shapes import Tensor
@@ -39,7 +39,6 @@ from vitkit.training.distributed import Ranks
 from vitkit.training.fit import tf32_products
 from vitkit.training.run_dir import RunContext, RunDir
 from vitkit.weights import artifact as artifact_io
-from vitkit.weights.artifact import write_json
 from vitkit.weights.bundle import ModelBundle
 from vitkit.weights.pretraining import PretrainingWrapper, write_pretraining
 from vitkit.zoo.cost import EXA, TRAINING_FACTOR

@@ -16,6 +16,7 @@ import torch
 
 from vitkit.core import metrics_log
 from vitkit.core.errors import ConfigError, TrainingError
+from vitkit.core.files import write_json
 from vitkit.core.signals import StopFlag, StopRequested
 from vitkit.core.sizes import format_size
 from vitkit.data.config import check_augment
@@ -37,7 +38,7 @@ from vitkit.training.build import (
 )
 from vitkit.training.callbacks import Callback
 from vitkit.training.checkpoint import Checkpoints, TrainState
-from vitkit.training.config import RunConfig
+from vitkit.training.config import RunConfig, ScheduleConfig
 from vitkit.training.data import RunData, check_finished_data, open_run_data
 from vitkit.training.distributed import Ranks, join_ranks, run_on_main
 from vitkit.training.evaluation import make_evaluator
@@ -55,7 +56,6 @@ from vitkit.training.run_dir import (
     was_evaluated,
 )
 from vitkit.training.trainer import Trainer
-from vitkit.weights.artifact import write_json
 from vitkit.weights.bundle import ModelBundle
 from vitkit.weights.run_checkpoint import write_description
 from vitkit.zoo.registry import create
@@ -256,7 +256,7 @@ def check_config(config: RunConfig, *, pretrained: ModelBundle | None, teacher: 
         raise ConfigError(
             "model.shrink needs initial weights", expected="model.init, or model.shrink=1", got=config.model.shrink
         )
-    BatchShard(batch_size=schedule.batch_size, world_size=ranks.world_size, accumulate=schedule.micro_batches)
+    make_shard(schedule, ranks)
     num_classes = 0 if not config.objective.needs_labels else pretrained.config.num_classes if pretrained else 2
     model_config = resolve_model_config(config, num_classes=num_classes, pretrained=pretrained)
     preprocessing = resolve_preprocessing(config, model_config, pretrained)
@@ -282,6 +282,14 @@ def plan_intervals(config: RunConfig, *, images: int) -> Intervals:
     )
 
 
+def make_shard(schedule: ScheduleConfig, ranks: Ranks) -> BatchShard:
+    """Return this rank's part of the batches; raise if they cannot be divided equally."""
+    accumulate = schedule.micro_batches
+    return BatchShard(
+        batch_size=schedule.batch_size, rank=ranks.rank, world_size=ranks.world_size, accumulate=accumulate
+    )
+
+
 def open_training_batches(trainer: Trainer, source: ImageSource, *, workers: int) -> BatchLoader:
     """Open this rank's batches, from the current step on."""
     schedule, ranks = trainer.config.schedule, trainer.ranks
@@ -289,12 +297,7 @@ def open_training_batches(trainer: Trainer, source: ImageSource, *, workers: int
     return make_training_loader(
         source,
         start=SamplerState(trainer.config.seed, 0, 0).advance(images, size=len(source)),
-        shard=BatchShard(
-            batch_size=schedule.batch_size,
-            rank=ranks.rank,
-            world_size=ranks.world_size,
-            accumulate=schedule.micro_batches,
-        ),
+        shard=make_shard(schedule, ranks),
         preprocessing=trainer.preprocessing,
         augment=trainer.config.augment,
         workers=workers,

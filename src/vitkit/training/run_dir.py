@@ -31,7 +31,7 @@ from typing import Any
 from vitkit.core import metrics_log
 from vitkit.core.config import flatten_settings, load_toml, to_mapping, to_toml
 from vitkit.core.errors import ConfigError, DataError, MissingDependencyError, TrainingError
-from vitkit.core.files import remove_temporary_files, write_text
+from vitkit.core.files import remove_temporary_files, write_json, write_text
 from vitkit.core.lock import lock_directory
 from vitkit.core.metrics_log import MetricsLog, MetricsRecord
 from vitkit.core.signals import StopFlag
@@ -126,7 +126,7 @@ class RunDir:
                 hint="choose another out (--out)",
             )
         if decisions:
-            write_text(self.decisions, json.dumps(decisions, indent=2) + "\n")
+            write_json(self.decisions, decisions)
         self.write_config(config)
 
     def write_config(self, config: RunConfig) -> None:

@@ -11,7 +11,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from vitkit.core.errors import ConfigError, DataError, TrainingError, summarize
+from vitkit.core.files import write_json
 from vitkit.core.formatting import format_clock
+from vitkit.core.result import to_json
 from vitkit.core.signals import StopFlag, StopRequested
 from vitkit.data.layouts.registry import open_dataset
 from vitkit.data.verify import skip_unreadable
@@ -24,7 +26,6 @@ from vitkit.training.config import ParallelConfig, RunConfig
 from vitkit.training.distributed import Ranks, join_ranks, run_on_main
 from vitkit.training.run import SWEEP_FILE, run_sweep, run_training, with_lr
 from vitkit.training.run_dir import TRIALS_DIR, RunDir
-from vitkit.weights.artifact import write_json
 from vitkit.weights.load import load_bundle
 
 VAL_AS_TEST = "val-as-test"
@@ -254,7 +255,7 @@ def evaluate_task(
         "left_out": prepared.left_out,
         "result": result.to_dict(),
     }
-    record |= {} if result.real is None else {"real": result.real.to_dict()}
+    record |= {} if result.real is None else {"real": to_json(result.real)}
     write_json(path / EVALUATION_FILE, record)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from vitkit.core.errors import ConfigError
 from vitkit.core.files import read_text
-from vitkit.core.result import Result
+from vitkit.core.result import Result, select
 from vitkit.data.layouts.registry import open_dataset
 from vitkit.typing import ModelSource
 from vitkit.weights import artifact as artifact_io
@@ -44,9 +44,7 @@ class AdaptResult(Result):
         """Return the output of `vitkit weights adapt --json`."""
         config = self.bundle.config
         return {
-            "source": self.source,
-            "source_format": self.source_format,
-            "path": None if self.path is None else str(self.path),
+            **select(self, "source", "source_format", "path"),
             "model": self.bundle.name,
             "image_size": config.image_size,
             "classes": config.num_classes,

@@ -11,6 +11,7 @@ from dataclasses import InitVar, dataclass, replace
 import torch
 
 from vitkit.core.errors import WeightsError
+from vitkit.core.formatting import shorten_list
 from vitkit.core.shapes import Float, Tensor
 from vitkit.core.sizes import format_size, pair
 from vitkit.data.preprocessing import Preprocessing
@@ -247,8 +248,8 @@ class _StateAdapter:
             and not (self.head_is_new and name.startswith(HEAD))
         ]
         if unused:
-            more = f" and {len(unused) - 1} more" if len(unused) > 1 else ""
-            raise WeightsError(f"the model has no tensor {unused[0]}{more}", hint=_difference_hint(self.old, self.new))
+            message = f"the model has no tensor {shorten_list(unused, limit=1)}"
+            raise WeightsError(message, hint=_difference_hint(self.old, self.new))
 
     def describe_changes(self) -> Iterator[str]:
         """Describe each change."""

@@ -21,7 +21,7 @@ import safetensors.torch
 
 from vitkit.core.config import from_mapping, to_mapping
 from vitkit.core.errors import WeightsError, summarize
-from vitkit.core.files import escape_surrogates, sha256, write_text
+from vitkit.core.files import escape_surrogates, sha256, write_json, write_text
 from vitkit.core.shapes import Tensor
 from vitkit.core.sizes import format_size
 from vitkit.data.preprocessing import Preprocessing
@@ -34,7 +34,7 @@ from vitkit.weights.io.checks import read_json as read_checked_json
 from vitkit.weights.io.readers import check_header
 from vitkit.weights.io.writers import save_safetensors
 from vitkit.weights.rules import IDENTITY, Rule, apply_rules, invert_rules
-from vitkit.zoo.registry import create
+from vitkit.zoo.cost import count_parameters
 from vitkit.zoo.variants import ModelConfig
 
 WEIGHTS, CONFIG, PREPROCESSING = "model.safetensors", "config.json", "preprocessor_config.json"
@@ -150,7 +150,7 @@ def model_card(bundle: ModelBundle, *, timm_unsupported: str | None) -> str:
         name=bundle.name,
         config=config,
         is_vit=isinstance(config, ViTConfig),
-        parameters=sum(tensor.numel() for tensor in create(config, device="meta").state_dict().values()),
+        parameters=count_parameters(config),
         preprocessing=preprocessing,
         resize=RESIZE_MODES[preprocessing.resize],
         mean=mean,
@@ -325,11 +325,6 @@ def check_layout(path: Path) -> None:
             pass
     except (safetensors.SafetensorError, OSError) as error:
         raise WeightsError(f"{path}: damaged: {summarize(error)}") from error
-
-
-def write_json(path: Path, value: object) -> None:
-    """Write a JSON file atomically."""
-    write_text(path, json.dumps(value, indent=2, ensure_ascii=True, allow_nan=False) + "\n")
 
 
 def read_json(path: Path) -> Any:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import torch
 
-from vitkit.core.config import to_mapping
+from vitkit.core.config import flatten_settings, to_mapping
 from vitkit.core.errors import WeightsError
 from vitkit.core.files import escape_surrogates
 from vitkit.core.formatting import format_value
@@ -122,20 +122,9 @@ class ValuePair(NamedTuple):
 
 def diff_settings(a: object, b: object) -> dict[str, ValuePair]:
     """Return the settings of two configurations that differ, by dotted key."""
-    one, other = flatten_settings(a), flatten_settings(b)
+    one, other = (flatten_settings(to_mapping(config)) for config in (a, b))
     keys = dict.fromkeys([*one, *other])
     return {key: ValuePair(one.get(key), other.get(key)) for key in keys if one.get(key) != other.get(key)}
-
-
-def flatten_settings(config: object, *, prefix: str = "") -> dict[str, object]:
-    """Return the settings of a configuration by dotted key."""
-    values: dict[str, object] = {}
-    for key, value in (config if isinstance(config, Mapping) else to_mapping(config)).items():
-        if isinstance(value, Mapping):
-            values |= flatten_settings(value, prefix=f"{prefix}{key}.")
-        else:
-            values[f"{prefix}{key}"] = value
-    return values
 
 
 def affects_logits(key: str) -> bool:

@@ -12,10 +12,11 @@ from pathlib import Path
 
 import torch
 
-from vitkit.core.config import apply_settings, format_settings
+from vitkit.core.config import apply_settings, flatten_settings, format_settings, to_mapping
 from vitkit.core.environment import release_freed_memory
 from vitkit.core.errors import WeightsError, did_you_mean, summarize
-from vitkit.core.files import commit_directory
+from vitkit.core.files import commit_directory, write_json
+from vitkit.core.formatting import shorten_list
 from vitkit.core.result import Result
 from vitkit.core.shapes import Tensor
 from vitkit.model.config import ViTConfig
@@ -26,7 +27,6 @@ from vitkit.weights.bundle import (
     ModelBundle,
     affects_logits,
     diff_settings,
-    flatten_settings,
     format_change,
     reference_logits,
 )
@@ -70,15 +70,6 @@ class ConversionResult(Result):
     differs: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
-    def to_dict(self) -> dict[str, object]:
-        """Return the output of `vitkit weights convert --json`."""
-        values = vars(self) | {"path": str(self.path)}
-        return {
-            key: list(value) if isinstance(value, tuple) else value
-            for key, value in values.items()
-            if key != "warnings"
-        }
-
 
 def convert_source(
     source: ModelSource,
@@ -98,8 +89,7 @@ def convert_source(
     info, bundle = load_described(source, format=format)
     logger.info("read %s: %s, %s", info.file, info.title, info.model)
     if info.dropped and not allow_loss:
-        more = f" and {len(info.dropped) - 3} more" if len(info.dropped) > 3 else ""
-        message = f"{info.file}: tensors would be left out or combined: {', '.join(info.dropped[:3])}{more}"
+        message = f"{info.file}: tensors would be left out or combined: {shorten_list(info.dropped, limit=3)}"
         raise WeightsError(message, hint="--allow-loss (allow_loss=True) accepts the loss, and lists them")
     config, changes = change_config(bundle, settings, source=source_name(source))
     bundle, dropped = fit_format(target, replace(bundle, config=config), allow_loss=allow_loss)
@@ -211,8 +201,8 @@ def _write_directory(target: Format, out: Path, bundle: ModelBundle, tensors: Ma
         config, _ = artifact_io.timm_config_json(bundle)
     out.mkdir(parents=True, exist_ok=True)
     save_safetensors(out / artifact_io.WEIGHTS, tensors, {"format": "pt"})
-    artifact_io.write_json(out / artifact_io.CONFIG, config)
-    artifact_io.write_json(out / artifact_io.PREPROCESSING, bundle.preprocessing.to_hub())
+    write_json(out / artifact_io.CONFIG, config)
+    write_json(out / artifact_io.PREPROCESSING, bundle.preprocessing.to_hub())
 
 
 def _suggest_formats(target: Format, config: ModelConfig) -> str:
@@ -224,7 +214,7 @@ def _suggest_formats(target: Format, config: ModelConfig) -> str:
 
 def suggest_settings(target: Format, config: ModelConfig) -> dict[str, object]:
     """Return the fewest settings that make a format able to represent a model of the same tensors; {} if none do."""
-    current = flatten_settings(config)
+    current = flatten_settings(to_mapping(config))
     # A gated MLP has other tensors than one with a GELU.
     able = {key: values for key, values in FIXED_SETTINGS.items() if key in current and current[key] != "swiglu"}
     choices = product(*([None, *((key, value) for value in values)] for key, values in able.items()))

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import torch
 
-from vitkit.core.config import to_mapping
-from vitkit.core.result import Result
+from vitkit.core.result import Result, select
 from vitkit.core.shapes import Tensor
 from vitkit.core.sizes import Size, format_size
 from vitkit.data.preprocessing import Preprocessing
@@ -17,8 +16,17 @@ from vitkit.typing import ModelSource
 from vitkit.weights import artifact as artifact_io
 from vitkit.weights.bundle import ModelBundle, ValuePair, are_class_numbers, diff_settings
 from vitkit.weights.io.readers import open_tensors
-from vitkit.weights.load import identify, load_stored_bundle, read_own, reads_as_artifact, resolve_source, source_name
-from vitkit.weights.rules import find_lost
+from vitkit.weights.load import (
+    IdentifiedWeights,
+    identify,
+    load_stored_bundle,
+    read_own,
+    reads_as_artifact,
+    resolve_source,
+    source_name,
+)
+from vitkit.weights.rules import KeyMatch, find_lost
+from vitkit.zoo.cost import count_parameters
 from vitkit.zoo.registry import create
 from vitkit.zoo.variants import ModelConfig
 
@@ -56,27 +64,16 @@ class WeightsInfo(Result):
     @cached_property
     def parameters(self) -> int:
         """Number of parameters of the complete model."""
-        return sum(parameter.numel() for parameter in create(self.config, device="meta").parameters())
+        return count_parameters(self.config)
 
     def to_dict(self) -> dict[str, object]:
         """Return the output of `vitkit weights info --json`."""
         return {
-            "file": self.file,
-            "format": self.format,
-            "title": self.title,
-            "model": self.model,
-            "classes": self.classes,
-            "image_size": self.image_size,
+            **select(self, "file", "format", "title", "model", "classes", "image_size"),
             "channels": self.config.channels,
-            "parameters": self.parameters,
-            "missing": list(self.missing),
-            "extra": list(self.extra),
-            "dropped": list(self.dropped),
-            "preprocessing": to_mapping(self.preprocessing),
+            **select(self, "parameters", "missing", "extra", "dropped", "preprocessing"),
             "labels": None if are_class_numbers(self.labels) else list(self.labels),
-            "notes": list(self.notes),
-            "dtypes": list(self.dtypes),
-            "config": to_mapping(self.config),
+            **select(self, "notes", "dtypes", "config"),
         }
 
 
@@ -88,20 +85,9 @@ def describe_source(source: ModelSource, *, format: str | None = None) -> Weight
     with open_tensors(path) as tensors:
         weights = identify(tensors, format=format)
         match = weights.key_match
-        return WeightsInfo(
-            file=source_name(source),
-            format=weights.format.name,
-            title=weights.format.title,
-            model=weights.name,
-            config=weights.config,
-            preprocessing=weights.preprocessing,
-            labels=weights.labels,
-            missing=match.missing,
-            extra=match.extra,
-            dropped=(*match.ignored, *(() if match.missing else find_lost(weights.rules, tensors))),
-            notes=weights.notes,
-            dtypes=_dtype_names(tensors.dtypes.values()),
-        )
+        info = _describe(weights, source, match=match, dtypes=tensors.dtypes.values(), notes=weights.notes)
+        dropped = (*match.ignored, *(() if match.missing else find_lost(weights.rules, tensors)))
+        return replace(info, format=weights.format.name, title=weights.format.title, dropped=dropped)
 
 
 def load_described(source: ModelSource, *, format: str | None = None) -> tuple[WeightsInfo, ModelBundle]:  # noqa: A002
@@ -116,23 +102,34 @@ def load_described(source: ModelSource, *, format: str | None = None) -> tuple[W
 
 def _describe_own(bundle: ModelBundle, notes: tuple[str, ...], source: ModelSource) -> WeightsInfo:
     expected = create(bundle.config, device="meta").state_dict().keys()
+    names = bundle.state.keys()
+    match = KeyMatch(missing=tuple(sorted(expected - names)), extra=tuple(sorted(names - expected)))
+    dtypes = (tensor.dtype for tensor in bundle.state.values())
+    return _describe(bundle, source, match=match, dtypes=dtypes, notes=notes)
+
+
+def _describe(
+    model: ModelBundle | IdentifiedWeights,
+    source: ModelSource,
+    *,
+    match: KeyMatch,
+    dtypes: Iterable[torch.dtype],
+    notes: tuple[str, ...],
+) -> WeightsInfo:
+    """Return the description of a model as one of vitkit's own."""
     return WeightsInfo(
         file=source_name(source),
         format=artifact_io.FORMAT_NAME,
         title=artifact_io.FORMAT_TITLE,
-        model=bundle.name,
-        config=bundle.config,
-        preprocessing=bundle.preprocessing,
-        labels=bundle.labels,
-        missing=tuple(sorted(expected - bundle.state.keys())),
-        extra=tuple(sorted(bundle.state.keys() - expected)),
+        model=model.name,
+        config=model.config,
+        preprocessing=model.preprocessing,
+        labels=model.labels,
+        missing=match.missing,
+        extra=match.extra,
         notes=notes,
-        dtypes=_dtype_names(tensor.dtype for tensor in bundle.state.values()),
+        dtypes=tuple(sorted({str(dtype).removeprefix("torch.") for dtype in dtypes})),
     )
-
-
-def _dtype_names(dtypes: Iterable[torch.dtype]) -> tuple[str, ...]:
-    return tuple(sorted({str(dtype).removeprefix("torch.") for dtype in dtypes}))
 
 
 def describe_preprocessing(preprocessing: Preprocessing) -> str:
@@ -175,10 +172,6 @@ class TensorDifference:
         """Whether all values are equal."""
         return self.max_difference == 0.0
 
-    def to_dict(self) -> dict[str, object]:
-        """Return the difference as JSON values."""
-        return vars(self) | {"shape": list(self.shape), "other_shape": list(self.other_shape)}
-
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class WeightsDiff(Result):
@@ -216,14 +209,9 @@ class WeightsDiff(Result):
         return {
             "max_difference": self.max_difference,
             "same": self.is_same,
-            "same_weights": self.same_weights,
-            "tensors": [tensor.to_dict() for tensor in self.tensors],
+            **select(self, "same_weights", "tensors"),
             "reshaped": [tensor.name for tensor in self.tensors if tensor.shape != tensor.other_shape],
-            "only_a": list(self.only_a),
-            "only_b": list(self.only_b),
-            "config": {key: pair._asdict() for key, pair in self.config.items()},
-            "preprocessing": {key: pair._asdict() for key, pair in self.preprocessing.items()},
-            "labels_differ": self.labels_differ,
+            **select(self, "only_a", "only_b", "config", "preprocessing", "labels_differ"),
         } | {key: {"file": info.file, "format": info.format} for key, info in sources.items() if info}
 
 

@@ -72,7 +72,8 @@ class IdentifiedWeights:
         config = self.config
         if self.declared_preprocessing is not None:
             return _fit_preprocessing(self.declared_preprocessing, config)
-        return get_preprocessing(self.format.origin, image_size=config.image_size, channels=config.channels)
+        preset = self.format.preset or self.format.name.replace("-", "_")
+        return get_preprocessing(preset, image_size=config.image_size, channels=config.channels)
 
     @property
     def input_size(self) -> Size:

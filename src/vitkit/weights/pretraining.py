@@ -12,14 +12,14 @@ import torch
 
 from vitkit.core.config import from_mapping, to_mapping
 from vitkit.core.errors import WeightsError, summarize
-from vitkit.core.files import sha256
+from vitkit.core.files import sha256, write_json
 from vitkit.core.shapes import Tensor
 from vitkit.model.pretraining import ENCODER_PREFIX, MaskedAutoencoder, MaskedPatches
 from vitkit.model.pretraining_config import MAEConfig, MaskedConfig
 from vitkit.model.vit import ViT
 from vitkit.typing import ModelSource
 from vitkit.weights import artifact as artifact_io
-from vitkit.weights.artifact import check_size, read_tensors, write_json
+from vitkit.weights.artifact import check_size, read_tensors
 from vitkit.weights.bundle import ModelBundle, load_state
 from vitkit.weights.io.checks import check_config_limits
 from vitkit.weights.io.checks import read_json as read_checked_json

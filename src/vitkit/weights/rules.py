@@ -12,6 +12,7 @@ import torch
 from einops import rearrange
 
 from vitkit.core.errors import WeightsError
+from vitkit.core.formatting import shorten_list
 from vitkit.core.shapes import Tensor
 
 Shapes = Mapping[str, tuple[int, ...]]
@@ -144,8 +145,9 @@ class KeyMatch:
         """Raise an error if a name is missing or extra."""
         for names, message in ((self.missing, "the file has no"), (self.extra, "the model has no")):
             if names:
-                more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-                raise WeightsError(f"{message} {names[0]}{more}", hint="it is of another model, or incomplete")
+                raise WeightsError(
+                    f"{message} {shorten_list(names, limit=1)}", hint="it is of another model, or incomplete"
+                )
 
 
 def match_keys(rules: Sequence[Rule], names: Collection[str], *, ignored: Sequence[str] = ()) -> KeyMatch:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from vitkit.core.config import from_mapping, to_mapping
 from vitkit.core.errors import VitkitError, WeightsError, summarize
+from vitkit.core.files import write_json
 from vitkit.core.metrics_log import find_best
 from vitkit.core.shapes import Tensor
 from vitkit.data.preprocessing import Preprocessing
@@ -33,7 +34,7 @@ def write_description(directory: Path, bundle: ModelBundle) -> None:
         "preprocessing": bundle.preprocessing.to_hub(),
         "labels": list(bundle.labels),
     }
-    artifact_io.write_json(directory / DESCRIPTION, description)
+    write_json(directory / DESCRIPTION, description)
 
 
 def is_unfinished_run(path: Path) -> bool:

@@ -5,7 +5,6 @@ with those of the weights' own library if it is installed. These libraries are n
 """
 
 import importlib
-import math
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -20,7 +19,7 @@ from typing import Any
 import torch
 
 from vitkit.core.errors import WeightsError, summarize
-from vitkit.core.result import Result
+from vitkit.core.result import Result, select
 from vitkit.core.shapes import Tensor
 from vitkit.core.sizes import pair
 from vitkit.model.config import ViTConfig
@@ -78,16 +77,8 @@ class VerificationResult(Result):
 
     def to_dict(self) -> dict[str, object]:
         """Return the output of `vitkit weights verify --json`."""
-        is_finite = self.max_difference is not None and math.isfinite(self.max_difference)
-        return {
-            "file": self.source,
-            "format": self.format,
-            "model": self.model,
-            "max_difference": self.max_difference if is_finite else None,
-            "against": self.against,
-            "tolerance": self.tolerance,
-            "agrees": self.agrees,
-        }
+        names = ("format", "model", "max_difference", "against", "tolerance", "agrees")
+        return {"file": self.source} | select(self, *names)
 
 
 def verify_source(source: ModelSource, *, format: str | None = None) -> VerificationResult:  # noqa: A002  the word users type

@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 from vitkit.core.config import format_settings
-from vitkit.core.result import Result, draw
+from vitkit.core.result import Result, draw, select
 from vitkit.core.sizes import Size, pair
 from vitkit.model.config import BiTConfig
 from vitkit.zoo.flops import FlopsByPart, count_forward_flops
@@ -76,21 +76,15 @@ class Cost(Result):
     def to_dict(self) -> dict[str, object]:
         """Return what `vitkit cost --json` prints."""
         return {
-            "model": self.model,
-            "settings": list(self.settings),
-            "image_size": self.image_size,
-            "num_classes": self.num_classes,
-            "parameters": self.parameters,
+            **select(self, "model", "settings", "image_size", "num_classes", "parameters"),
             "forward_gflops": self.forward_flops / 1e9,
             "train_gflops": self.train_flops / 1e9,
             "parts_gflops": {part: flops / 1e9 for part, flops in self.parts.items()},
             "images": self.images,
             "epochs": self.epochs if self.images else None,
-            "exaflops": self.exaflops,
-            "weight_bytes": self.weight_bytes,
+            **select(self, "exaflops", "weight_bytes"),
             "activation_bytes_per_image": self.activation_bytes,
-            "batch_size": self.batch_size,
-            "training_bytes": self.training_bytes,
+            **select(self, "batch_size", "training_bytes"),
         }
 
     def plot(self) -> "matplotlib.figure.Figure":

@@ -79,12 +79,12 @@ def _resnet(resnet: BackboneConfig | BiTConfig, images: ModelConfig, *, padding:
     if resnet.root == "small":
         root = convolution(size, channels, width)
     elif resnet.root == "standard":
-        root, size = convolution(size, channels, width, kernel=7, stride=2), _halved(_halved(size))
+        root, size = convolution(size, channels, width, kernel=7, stride=2), _halve(_halve(size))
     else:
         root = convolution(size, channels, width // 4)
         for inputs, units in zip((width // 4, width // 2), resnet.root_units, strict=True):
             root += convolution(size, inputs, 2 * inputs, stride=2)
-            size = _halved(size)
+            size = _halve(size)
             root += 2 * units * convolution(size, 2 * inputs, 2 * inputs)
     stages, inputs = 0, width
     # Bottleneck units: 1×1 at the input size, 3×3 that may halve it, 1×1; a projection where shapes change.
@@ -94,7 +94,7 @@ def _resnet(resnet: BackboneConfig | BiTConfig, images: ModelConfig, *, padding:
             stride = 2 if unit == 0 and stage > 0 else 1
             stages += count_dense_flops(size[0] * size[1], inputs, inner)
             stages += convolution(size, inner, inner, stride=stride)
-            size = _halved(size) if stride == 2 else size
+            size = _halve(size) if stride == 2 else size
             stages += count_dense_flops(size[0] * size[1], inner, outputs)
             stages += count_dense_flops(size[0] * size[1], inputs, outputs) if unit == 0 else 0
             inputs = outputs
@@ -117,5 +117,5 @@ def _convolution(
     return 2 * products(size[0]) * products(size[1]) * inputs * outputs
 
 
-def _halved(size: tuple[int, int]) -> tuple[int, int]:
+def _halve(size: tuple[int, int]) -> tuple[int, int]:
     return -(-size[0] // 2), -(-size[1] // 2)

@@ -12,8 +12,8 @@ from fnmatch import fnmatchcase
 from functools import cache
 from typing import TYPE_CHECKING, Literal
 
-from vitkit.core.config import to_mapping
 from vitkit.core.errors import UnknownNameError, did_you_mean
+from vitkit.core.result import select
 from vitkit.zoo.registry import configure, find_variant, get_model_name, parse_image_size
 from vitkit.zoo.variants import ModelConfig
 
@@ -69,16 +69,8 @@ class PretrainedWeights:
 
     def to_dict(self) -> dict[str, object]:
         """Return what `vitkit models --pretrained --json` prints."""
-        return {
-            "source": self.source,
-            "model": get_model_name(self.config),
-            "format": self.format,
-            "image_size": self.image_size,
-            "num_classes": self.num_classes,
-            "origin": self.origin,
-            "preprocessing": to_mapping(self.preprocessing),
-            "top1": self.top1,
-        }
+        names = ("format", "image_size", "num_classes", "origin", "preprocessing", "top1")
+        return {"source": self.source, "model": get_model_name(self.config)} | select(self, *names)
 
 
 def find_pretrained(pattern: str = "*") -> tuple[PretrainedWeights, ...]:

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitkit.core.errors import DataError
+from vitkit.core.formatting import shorten_list
 from vitkit.core.pickles import describe_array_error
 from vitkit.data.dataset import Dataset, hold_out
 from vitkit.data.layouts.base import ArraySource, make_array_dataset, number_names
@@ -23,7 +24,6 @@ from vitkit.data.layouts.files import (
     parse_split,
     read_class_names,
     select_one,
-    shorten_list,
 )
 
 IDX_NAME = re.compile(

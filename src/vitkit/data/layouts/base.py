@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 
 from vitkit.core.errors import DataError
 from vitkit.core.files import escape_surrogates, name_of_text, read_bytes, text_of_name
+from vitkit.core.formatting import shorten_list
 from vitkit.data.dataset import UNLABELED, Dataset, ImageSource, StoredImage
 from vitkit.data.decode_limits import DEFAULT_LIMITS
-from vitkit.data.layouts.files import shorten_list
 
 MAX_CLASSES = 1_000_000
 """A larger label is damage or an attack: it would need as many class names."""

@@ -10,7 +10,7 @@ from typing import IO, NamedTuple, cast
 
 from vitkit.core.errors import DataError
 from vitkit.core.files import read_text
-from vitkit.core.formatting import format_plural
+from vitkit.core.formatting import format_plural, shorten_list
 
 IMAGE_SUFFIXES = frozenset({
     ".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff",
@@ -163,16 +163,6 @@ def find_split(path: Path, *, root: Path) -> str | None:
     words = path.name.replace("_", "-").replace(".", "-").split("-")
     folders = path.relative_to(root).parts[:-1]
     return next((split for word in (*words, *reversed(folders)) if (split := parse_split(word))), None)
-
-
-def shorten_list(names: Sequence[str], *, limit: int = 5) -> str:
-    """Join the first names for a message.
-
-    >>> shorten_list(["a", "b", "c"], limit=2)
-    'a, b and 1 more'
-    """
-    more = f" and {len(names) - limit} more" if len(names) > limit else ""
-    return ", ".join(names[:limit]) + more
 
 
 def select_one(path: Path, matches: Sequence[Path], *, content: str, expected: str) -> Path:

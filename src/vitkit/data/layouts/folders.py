@@ -7,9 +7,10 @@ from pathlib import Path
 import numpy as np
 
 from vitkit.core.errors import DataError
+from vitkit.core.formatting import shorten_list
 from vitkit.data.dataset import UNLABELED, Dataset
 from vitkit.data.layouts.base import make_file_dataset, number_class_names
-from vitkit.data.layouts.files import is_image, parse_split, shorten_list, walk_files
+from vitkit.data.layouts.files import is_image, parse_split, walk_files
 
 
 def has_class_folders(path: Path) -> bool:

@@ -14,6 +14,7 @@ import numpy as np
 
 from vitkit.core.errors import DataError
 from vitkit.core.files import name_of_text, text_of_name
+from vitkit.core.formatting import shorten_list
 from vitkit.data.dataset import Dataset
 from vitkit.data.layouts.base import MAX_CLASSES, make_file_dataset, name_classes, number_class_names
 from vitkit.data.layouts.files import (
@@ -22,7 +23,6 @@ from vitkit.data.layouts.files import (
     list_directory,
     parse_split,
     read_list,
-    shorten_list,
     walk_files,
 )
 

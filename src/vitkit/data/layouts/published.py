@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from vitkit.core.errors import DataError
 from vitkit.core.files import read_bytes
+from vitkit.core.formatting import shorten_list
 from vitkit.data.dataset import Dataset, ImageSource
 from vitkit.data.layouts.base import (
     ArchiveSource,
@@ -34,7 +35,6 @@ from vitkit.data.layouts.files import (
     parse_split,
     read_class_names,
     read_lines,
-    shorten_list,
     walk_files,
 )
 from vitkit.data.layouts.manifests import check_relative_path

@@ -17,6 +17,7 @@ from typing import IO, Any
 import numpy as np
 
 from vitkit.core.errors import DataError, MissingDependencyError
+from vitkit.core.formatting import shorten_list
 from vitkit.data.dataset import UNLABELED, Dataset, StoredImage
 from vitkit.data.layouts.base import (
     ArchiveSource,
@@ -39,7 +40,6 @@ from vitkit.data.layouts.files import (
     list_nested_members,
     read_class_names,
     read_member_text,
-    shorten_list,
 )
 
 LABEL_KEYS = ("label", "cls", "class")

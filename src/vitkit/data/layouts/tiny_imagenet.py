@@ -6,9 +6,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from vitkit.core.errors import DataError
+from vitkit.core.formatting import shorten_list
 from vitkit.data.dataset import Dataset
 from vitkit.data.layouts.base import make_file_dataset, number_class_names
-from vitkit.data.layouts.files import is_image, list_directory, read_lines, shorten_list, walk_files
+from vitkit.data.layouts.files import is_image, list_directory, read_lines, walk_files
 from vitkit.data.layouts.published import SYNSET
 
 ANNOTATIONS = "val/val_annotations.txt"

@@ -52,12 +52,17 @@ VITKIT_INLINE uint32_t to_bfloat16(float value) {
     return (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
 }
 
-struct Float32 {
-    using Sum = Vec;
-    static constexpr int values_per_word = 1;       // per word of weights
-    static constexpr int words_per_step = 1;        // words of activations per word of weights
-    static constexpr bool fp32_activations = true;  // float32 rows are read in place
+// Type of the accumulators, values in a word of weights, words of activations per word of weights, and whether float32
+// rows are read in place.
+template <class Accumulators, int values, int words, bool in_place>
+struct Layout {
+    using Sum = Accumulators;
+    static constexpr int values_per_word = values;
+    static constexpr int words_per_step = words;
+    static constexpr bool fp32_activations = in_place;
+};
 
+struct Float32 : Layout<Vec, 1, 1, true> {
     static VITKIT_INLINE_MEMBER Sum add_product(Sum sum, const Int* row, Int weights) {
         return fmadd((Vec)row[0], (Vec)weights, sum);
     }
@@ -68,12 +73,7 @@ struct Float32 {
 
 // bfloat16 weights with float32 activations: fastest on CPUs without a bfloat16 dot product. Weights take half the
 // memory bandwidth; unpacking costs 2 of 48 instructions.
-struct BFloat16Weights {
-    using Sum = Vec;
-    static constexpr int values_per_word = 2;
-    static constexpr int words_per_step = 2;
-    static constexpr bool fp32_activations = true;
-
+struct BFloat16Weights : Layout<Vec, 2, 2, true> {
     static VITKIT_INLINE_MEMBER Sum add_product(Sum sum, const Int* row, Int weights) {
         sum = fmadd((Vec)row[0], (Vec)(weights << 16), sum);
         return fmadd((Vec)row[1], (Vec)(weights & broadcast_word(0xffff0000u)), sum);
@@ -88,12 +88,7 @@ struct BFloat16Weights {
 };
 
 // bfloat16 inputs with float32 accumulation.
-struct BFloat16 {
-    using Sum = Vec;
-    static constexpr int values_per_word = 2;
-    static constexpr int words_per_step = 1;
-    static constexpr bool fp32_activations = false;
-
+struct BFloat16 : Layout<Vec, 2, 1, false> {
     static VITKIT_INLINE_MEMBER Sum add_product(Sum sum, const Int* row, Int weights) {
 #if VITKIT_AVX512 && defined(__AVX512BF16__)
         return (Vec)_mm512_dpbf16_ps((__m512)sum, (__m512bh)row[0], (__m512bh)weights);
@@ -141,19 +136,12 @@ struct BFloat16 {
 // saturates its 16-bit sums. Both give the same integers.
 #if VITKIT_AVX512 && defined(__AVX512VNNI__)
 #define VITKIT_BYTES 1
-#endif
-
-struct Int8 {
-    using Sum = Int;
-#if VITKIT_BYTES
-    using Code = uint8_t;
+using Code = uint8_t;
 #else
-    using Code = uint16_t;
+using Code = uint16_t;
 #endif
-    static constexpr int values_per_word = sizeof(Word) / sizeof(Code);
-    static constexpr int words_per_step = 1;
-    static constexpr bool fp32_activations = false;
 
+struct Int8 : Layout<Int, sizeof(Word) / sizeof(Code), 1, false> {
     static VITKIT_INLINE_MEMBER Sum add_product(Sum sum, const Int* row, Int weights) {
 #if VITKIT_BYTES
         return (Int)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)row[0], (__m512i)weights);

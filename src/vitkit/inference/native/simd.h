@@ -110,26 +110,18 @@ VITKIT_INLINE Vec fmadd(Vec a, Vec b, Vec c) {
 #endif
 }
 
-// Maximum and minimum; `b` if either argument is NaN.
-VITKIT_INLINE Vec vec_max(Vec a, Vec b) {
+// The intrinsic of this name for two vectors, or `plain` for CPUs without AVX2.
 #if VITKIT_AVX512
-    return (Vec)_mm512_max_ps((__m512)a, (__m512)b);
+#define VITKIT_PAIRWISE(name, a, b, plain) (Vec)_mm512_##name##_ps((__m512)(a), (__m512)(b))
 #elif VITKIT_AVX2
-    return (Vec)_mm256_max_ps((__m256)a, (__m256)b);
+#define VITKIT_PAIRWISE(name, a, b, plain) (Vec)_mm256_##name##_ps((__m256)(a), (__m256)(b))
 #else
-    return a > b ? a : b;
+#define VITKIT_PAIRWISE(name, a, b, plain) (plain)
 #endif
-}
 
-VITKIT_INLINE Vec vec_min(Vec a, Vec b) {
-#if VITKIT_AVX512
-    return (Vec)_mm512_min_ps((__m512)a, (__m512)b);
-#elif VITKIT_AVX2
-    return (Vec)_mm256_min_ps((__m256)a, (__m256)b);
-#else
-    return a < b ? a : b;
-#endif
-}
+// Maximum and minimum; `b` if either argument is NaN.
+VITKIT_INLINE Vec vec_max(Vec a, Vec b) { return VITKIT_PAIRWISE(max, a, b, a > b ? a : b); }
+VITKIT_INLINE Vec vec_min(Vec a, Vec b) { return VITKIT_PAIRWISE(min, a, b, a < b ? a : b); }
 
 VITKIT_INLINE Vec round_nearest(Vec a) {
 #if VITKIT_AVX512

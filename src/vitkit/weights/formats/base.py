@@ -45,7 +45,7 @@ class Format:
     """A way to store models.
 
     Attributes:
-        origin: Preprocessing preset of models in this format.
+        preset: Preprocessing preset of models in this format, if it is not called like the format.
         file_type: File type that is written; safetensors means a directory with `config.json`.
         infer_config: Infer the model from names and shapes, with this origin's GELU form, LayerNorm eps and positions.
         rules: Make the rules of a model, with the names of a file of these shapes or, without one, those we write.
@@ -59,12 +59,12 @@ class Format:
 
     name: str
     title: str
-    origin: str
     file_type: FileType
     matches: Callable[[Shapes, FileMetadata], bool]
     infer_config: Callable[[Shapes, FileMetadata], ModelConfig]
     rules: Callable[[ModelConfig, Shapes | None], Sequence[Rule]]
     unsupported_reason: Callable[[ModelConfig], str | None]
+    preset: str | None = None
     ignored_names: tuple[str, ...] = ()
     input_size: int | None = None
     library: str | None = None

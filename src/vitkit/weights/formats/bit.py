@@ -73,7 +73,6 @@ def unsupported_reason(config: ModelConfig) -> str | None:
 BIT = Format(
     name="bit",
     title="Google's Big Transfer",
-    origin="bit",
     file_type="npz",
     library="timm",
     matches=lambda shapes, metadata: ROOT in shapes,

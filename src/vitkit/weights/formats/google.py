@@ -358,12 +358,12 @@ def unsupported_reason(config: ModelConfig, *, paper: bool) -> str | None:
     return base.find_reason(config, UNSUPPORTED_PARTS, reasons)
 
 
-def _define(name: str, origin: str, names: GoogleNames, ignored_names: tuple[str, ...]) -> Format:
+def _define(name: str, names: GoogleNames, ignored_names: tuple[str, ...]) -> Format:
     paper = names is PAPER_NAMES
     return Format(
         name=name,
         title="Google's vision_transformer" if paper else "Google's big_vision",
-        origin=origin,
+        preset="paper" if paper else None,
         file_type="npz",
         library="timm",
         matches=lambda shapes, _: detect_naming(shapes) is not None and is_paper(shapes) == paper,
@@ -377,5 +377,5 @@ def _define(name: str, origin: str, names: GoogleNames, ignored_names: tuple[str
 OPTIMIZER_STATE = (r"opt/(?!target/).*",)
 TWO_TOWERS = (r"params/txt/.*", r"params/[tb]", r"extra/.*")
 """Text tower, temperature and bias of a two-tower model, and the rest of its training state."""
-GOOGLE = _define("google", "paper", PAPER_NAMES, OPTIMIZER_STATE)
-BIG_VISION = _define("big_vision", "big_vision", BIG_VISION_NAMES, (*TWO_TOWERS, *OPTIMIZER_STATE))
+GOOGLE = _define("google", PAPER_NAMES, OPTIMIZER_STATE)
+BIG_VISION = _define("big_vision", BIG_VISION_NAMES, (*TWO_TOWERS, *OPTIMIZER_STATE))

@@ -421,7 +421,6 @@ def _define(
     return Format(
         name=name,
         title=f"Hugging Face {title}",
-        origin=name.replace("-", "_"),
         file_type="safetensors",
         library="transformers",
         matches=partial(matches, family),

@@ -100,7 +100,6 @@ def unsupported_reason(config: ModelConfig) -> str | None:
 TORCHVISION = Format(
     name="torchvision",
     title="torchvision",
-    origin="torchvision",
     file_type="torch",
     library="torchvision",
     # A stem of several convolutions has other names.

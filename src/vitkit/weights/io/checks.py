@@ -277,7 +277,7 @@ def open_zip(file: BinaryIO) -> zipfile.ZipFile:
         raise FileError("has a duplicate entry")
     for entry in entries:
         check_entry(entry)
-    check_sizes(entries, archive.start_dir)
+    check_extents(entries, directory_start=archive.start_dir)
     return archive
 
 
@@ -316,16 +316,16 @@ def check_entry(entry: zipfile.ZipInfo) -> None:
         raise FileError(f"{name} is not compressed but has two sizes")
 
 
-def check_sizes(entries: list[zipfile.ZipInfo], end: int) -> None:
-    """Reject zip bombs and entries that overlap or exceed the file."""
+def check_extents(entries: list[zipfile.ZipInfo], *, directory_start: int) -> None:
+    """Reject zip bombs, and entries that overlap each other or the directory at the end of the file."""
     spans = sorted((entry.header_offset, entry.header_offset + LOCAL_SIZE + entry.compress_size) for entry in entries)
-    if spans[0][0] < 0 or spans[-1][1] > end:
+    if spans[0][0] < 0 or spans[-1][1] > directory_start:
         raise FileError("has an entry outside the file")
     if any(following[0] < current[1] for current, following in pairwise(spans)):
         raise FileError("has overlapping entries")
     expanded = sum(entry.file_size for entry in entries)
-    if expanded > max(SMALL, MAX_EXPANSION * end):
-        expected = f"at most {max(SMALL, MAX_EXPANSION * end):,} bytes"
+    if expanded > (limit := max(SMALL, MAX_EXPANSION * directory_start)):
+        expected = f"at most {limit:,} bytes"
         raise FileError("expands to far more than weights do", expected=expected, got=f"{expanded:,}")
 
 

@@ -23,11 +23,12 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from vitkit.core.errors import WeightsError
+from vitkit.core.formatting import shorten_list
 from vitkit.core.shapes import Tensor
 from vitkit.weights.formats.base import FileMetadata, FileType
 from vitkit.weights.io import checks, torch_file
 from vitkit.weights.io.checks import FileError, StoredTensor, count_bytes, file_size, name_file, names_file, shorten
-from vitkit.weights.io.torch_file import TensorContents, join_names
+from vitkit.weights.io.torch_file import TensorContents
 
 MAX_SAFETENSORS_HEADER = 2 << 20
 """A tensor takes about 100 bytes of header, so this is four times what `MAX_TENSORS` need."""
@@ -156,7 +157,7 @@ def _open_directory(directory: Path, resources: ExitStack) -> tuple[FileType, Te
     weights = [name for name in names if name.endswith(SUFFIXES)]
     if len(weights) != 1:
         reason = "has several weight files" if weights else "has no weight file"
-        got = join_names(weights or names) or "nothing"
+        got = shorten_list(list(map(shorten, weights or names))) or "nothing"
         raise FileError(reason, expected=WEIGHTS[0], got=got, hint="give the path of the file in it")
     return _open_file(directory / weights[0], resources)
 

@@ -7,13 +7,14 @@ asks for, and it hangs on keys that take forever to hash (docs/decisions/0019). 
 import mmap
 import struct
 import zipfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from io import BytesIO
 from typing import BinaryIO
 
 import torch
 
+from vitkit.core.formatting import shorten_list
 from vitkit.core.pickles import IGNORED, GlobalName, PickleReader, format_global
 from vitkit.core.shapes import Tensor
 from vitkit.weights.io import checks
@@ -224,13 +225,8 @@ def _find_tensors(value: object, find_offset: FindOffset, file: BinaryIO) -> Ten
         raise FileError(reason, expected=f"{len(mapping):,} bytes", got=f"{total:,}")
     unused = [key for key in value if key != container and (container or key not in views)]
     unused += [f"{container}.{shorten(key)}" for key in state_dict if container and key not in views]
-    notes = (f"ignored: {join_names(unused)}",) if unused else ()
+    notes = (f"ignored: {shorten_list(list(map(shorten, unused)))}",) if unused else ()
     return TensorContents(tensors=tensors, container=container, notes=notes)
-
-
-def join_names(names: Sequence[object]) -> str:
-    """Join the first five names."""
-    return ", ".join(map(shorten, names[:5])) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
 
 
 def _select_tensors(values: Mapping[object, object]) -> dict[str, TensorView]:

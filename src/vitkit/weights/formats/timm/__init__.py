@@ -182,7 +182,7 @@ def _define(
     return Format(
         name=name,
         title=title,
-        origin="timm_augreg" if is_timm else name,
+        preset="timm_augreg" if is_timm else None,
         file_type="safetensors" if is_timm else "torch",
         matches=lambda shapes, metadata: _detect(shapes, metadata) == name,
         infer_config=infer_config,

@@ -104,7 +104,7 @@ def infer_bit(shapes: Shapes, metadata: FileMetadata) -> BiTConfig:
     """Infer a BiT ResNet from names and shapes."""
     architecture = metadata.architecture or get_setting(metadata, "architecture", str)
     if architecture and not re.match(RESNETS, architecture):
-        raise _unsupported(f"timm's {architecture}")
+        raise _unsupported_error(f"timm's {architecture}")
     stem = get_shape(shapes, "stem.conv.weight", axes=4)
     return BiTConfig(
         units=_count_units(shapes, "stages"),
@@ -127,7 +127,7 @@ def _count_units(shapes: Shapes, stages: str) -> tuple[int, ...]:
     return units
 
 
-def _unsupported(reason: str) -> WeightsError:
+def _unsupported_error(reason: str) -> WeightsError:
     return WeightsError(f"unsupported model: {reason}", hint="vitkit does not implement it")
 
 
@@ -198,7 +198,7 @@ class _VitInference:
         is_published = pattern is None or re.match(pattern, self.metadata.file_name) is not None
         return self.metadata.is_declared or is_published or "decoder_embed.weight" in self.shapes
 
-    def undetermined(self, what: str) -> WeightsError:
+    def undetermined_error(self, what: str) -> WeightsError:
         hint = GIVE_ARCHITECTURE
         if self.defaults.origin != "timm":
             code = self.defaults.origin
@@ -211,13 +211,13 @@ class _VitInference:
         for name in shapes:
             for pattern, reason in UNSUPPORTED_NAMES.items():
                 if re.fullmatch(pattern, name):
-                    raise _unsupported(f"it has {reason}: {name}")
+                    raise _unsupported_error(f"it has {reason}: {name}")
         if architecture and self.facts is None:
-            raise _unsupported(f"timm's {architecture}")
+            raise _unsupported_error(f"timm's {architecture}")
         if self.facts and has_timm_rotary(shapes) != ("dinov3" in architecture):
-            raise _unsupported(f"its rotary positions are not DINOv3's, or not those of {architecture}")
+            raise _unsupported_error(f"its rotary positions are not DINOv3's, or not those of {architecture}")
         if "pos_embed" not in shapes and not self.defaults.rotary and self.get("pos_embed", str) != "none":
-            raise self.undetermined("positions")
+            raise self.undetermined_error("positions")
         check_model_args(self.metadata)
 
     def count_blocks(self) -> int:
@@ -253,7 +253,7 @@ class _VitInference:
         mlp_dim = get_shape(self.shapes, f"blocks.0.{last}", axes=2)[1]
         gated = "mlp.fc1.weight" not in names or self.shapes["blocks.0.mlp.fc1.weight"][:1] == (2 * mlp_dim,)
         if gated and "attn.q_bias" in names and not self.defaults.rotary:
-            raise _unsupported("it has both rotary and learned positions, as EVA-02")
+            raise _unsupported_error("it has both rotary and learned positions, as EVA-02")
         qkv_bias, qk_norm = bool({"attn.qkv.bias", "attn.q_bias"} & names), "attn.q_norm.weight" in names
         scaled = bool({"ls1.gamma", "gamma_1"} & names)
         block = BlockConfig(
@@ -277,7 +277,7 @@ class _VitInference:
             raise WeightsError(f"the MLP is not that of {self.architecture}", hint="the file is of another model")
         if self.facts or name or self.follows_origin:
             return self.facts.activation if self.facts else default
-        raise self.undetermined("activation")
+        raise self.undetermined_error("activation")
 
     def infer_heads(self, *, width: int, gated: bool) -> int:
         if "rope_embed.periods" in self.shapes:  # one for each quarter of a head
@@ -288,7 +288,7 @@ class _VitInference:
             if not heads and self.metadata.is_declared:
                 heads = width // 64 if self.defaults.rotary else find_published_heads(width, gated=gated)
         if not heads:
-            raise self.undetermined(f"number of heads (width {width})")
+            raise self.undetermined_error(f"number of heads (width {width})")
         return int(heads)
 
     def infer_pooling(self, *, prefix: int) -> Pooling:
@@ -302,7 +302,7 @@ class _VitInference:
         elif self.follows_origin:
             pooling = "mean" if "fc_norm.weight" in shapes else "class"
         else:
-            raise self.undetermined("pooling")
+            raise self.undetermined_error("pooling")
         # Our attention pooling reads all tokens, mean pooling only patches.
         includes_prefix = self.get("pool_include_prefix", bool)
         if includes_prefix is None:
@@ -329,7 +329,7 @@ class _VitInference:
         if "pos_embed" not in self.shapes:
             return expected or (max(1, 224 // cell[0]), max(1, 224 // cell[1])), "all"
         if self.defaults.rotary:
-            raise _unsupported("it has both rotary and learned positions")
+            raise _unsupported_error("it has both rotary and learned positions")
         rows = get_shape(self.shapes, "pos_embed", axes=3)[1]
         all_tokens = class_tokens + registers
         choices = {"all": (class_tokens,), "all_or_patches": (class_tokens, 0), "by_registers": (all_tokens, 0)}

@@ -89,7 +89,7 @@ def make_vit_rules(config: ModelConfig, shapes: Shapes | None, *, default: TimmN
     names = list(create(config, device="meta").state_dict())
     special = _make_special_rules(config, naming, names)
     covered = {name for rule in special for name in rule.ours}
-    patterns = _renames(config, naming)
+    patterns = _rename_patterns(config, naming)
     rest = [rename(name, _rename_tensor(name, patterns)) for name in names if name not in covered]
     prefix = next((full.removesuffix(name) for name, (full, _) in in_file.items() if full.endswith(name)), "")
 
@@ -123,7 +123,7 @@ def _make_special_rules(config: ViTConfig, naming: TimmNames, names: Sequence[st
     return special
 
 
-def _renames(config: ViTConfig, naming: TimmNames) -> dict[str, str]:
+def _rename_patterns(config: ViTConfig, naming: TimmNames) -> dict[str, str]:
     """Make the patterns of our names and their replacements."""
     table = {
         r"reg_token": naming.registers,
@@ -163,7 +163,7 @@ WITH_MASK_TOKEN = Conversion(
 """Mask token of training, which vitkit does not have but DINO's loader requires."""
 
 
-def _keys_masked(ours: Tensors) -> Tensors:
+def _add_bias_mask(ours: Tensors) -> Tensors:
     """Return the bias and its mask, which is zero for keys without bias."""
     bias = ours[0]
     queries, keys, values = torch.ones_like(bias).chunk(3)
@@ -171,17 +171,17 @@ def _keys_masked(ours: Tensors) -> Tensors:
     return [bias, torch.cat([queries, keys, values])]
 
 
-MASKED_BIAS = Conversion(lambda theirs: [theirs[0] * theirs[1].to(theirs[0].dtype)], _keys_masked, is_lossy=True)
+MASKED_BIAS = Conversion(lambda theirs: [theirs[0] * theirs[1].to(theirs[0].dtype)], _add_bias_mask, is_lossy=True)
 
 
-def _without_keys(ours: Tensors) -> Tensors:
+def _drop_key_bias(ours: Tensors) -> Tensors:
     queries, keys, values = ours[0].chunk(3)
     if keys.any():
         raise WeightsError("the format cannot store a bias of keys", hint="choose another format")
     return [queries, values]
 
 
-BIAS_APART = Conversion(lambda theirs: [torch.cat([theirs[0], torch.zeros_like(theirs[0]), theirs[1]])], _without_keys)
+BIAS_APART = Conversion(lambda theirs: [torch.cat([theirs[0], torch.zeros_like(theirs[0]), theirs[1]])], _drop_key_bias)
 
 
 def _periods(base: float, quarter: int) -> Conversion:

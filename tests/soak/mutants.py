@@ -186,8 +186,8 @@ MUTANTS = (
     Mutant(
         "logits instead of probabilities",
         "handlers",
-        "for row in logits.softmax(dim=1)]",
-        "for row in logits]",
+        'for row in _top_classes(job, logits.softmax(dim=1), "probability", top)]',
+        'for row in _top_classes(job, logits, "probability", top)]',
         "routes::test_raw_image_is_classified_as_by_the_predictor",
     ),
     Mutant(

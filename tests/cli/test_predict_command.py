@@ -1,6 +1,7 @@
 """`vitkit predict`: one prediction per image, in every output format and after any interruption."""
 
 import csv
+import importlib
 import json
 import os
 import re
@@ -50,6 +51,17 @@ def shell(capsys: pytest.CaptureFixture[str], tmp_path: Path, trained: Path, mon
 
 def lines(text: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in text.splitlines()]
+
+
+def write_archive(path: Path, image: Path) -> None:
+    """Write a tar or parquet file with one image."""
+    if path.suffix == ".tar":
+        with tarfile.open(path, "w") as tar:
+            tar.add(image, arcname=image.name)
+    else:
+        parquet = pytest.importorskip("pyarrow.parquet")
+        table = importlib.import_module("pyarrow").table({"image": [image.read_bytes()]})
+        parquet.write_table(table, path)
 
 
 def test_text_output_has_labels(shell: Shell) -> None:
@@ -139,6 +151,22 @@ def test_file_that_cannot_be_opened_does_not_stop_the_others(shell: Shell, tmp_p
     assert second["file"] == name
     assert second["error"]
     assert shell("predict", "run", name).code == 1
+
+
+@pytest.mark.parametrize("suffix", [".parquet", ".tar"])
+@pytest.mark.parametrize("images", ["mixed", "mixed/{0..2}"])
+def test_damaged_archive_does_not_stop_the_others(shell: Shell, suffix: str, images: str) -> None:
+    Path("mixed").mkdir()
+    write_archive(Path(f"mixed/0{suffix}"), Path("photos/cat/01.png"))
+    Path(f"mixed/1{suffix}").write_bytes(Path(f"mixed/0{suffix}").read_bytes()[:100])
+    shutil.copy(f"mixed/0{suffix}", f"mixed/2{suffix}")
+    result = shell("predict", "run", images if images == "mixed" else images + suffix, "--workers", "0", "--json")
+    assert result.code == 0
+    *rows, damaged = lines(result.out)
+    assert [row["file"].split("/")[1] for row in rows] == [f"0{suffix}", f"2{suffix}"]
+    assert all("predictions" in row for row in rows)
+    assert damaged["file"] == f"mixed/1{suffix}"
+    assert damaged["error"].startswith("is not a ")
 
 
 @pytest.mark.parametrize("signal_name", ["SIGTERM", "SIGINT"])

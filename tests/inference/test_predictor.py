@@ -74,27 +74,19 @@ def test_probabilities_are_the_softmax_in_descending_order(tmp_path: Path) -> No
 
 def test_ties_keep_the_order_of_the_classes(tmp_path: Path) -> None:
     predictor = Predictor(saved(tmp_path))
-    top = predictor.top_predictions(torch.tensor([0.2, 0.4, 0.4]), top=3)
-    assert [each.label for each in top] == ["dog", "owl", "cat"]
-    assert top[0] == Prediction("dog", pytest.approx(0.4))
-    assert [each.label for each in predictor.top_predictions(torch.full([3], 0.3), top=2)] == ["cat", "dog"]
+    first, second = predictor.top_predictions(torch.tensor([[0.2, 0.4, 0.4], [0.3, 0.3, 0.3]]), top=2)
+    assert first == (Prediction("dog", pytest.approx(0.4)), Prediction("owl", pytest.approx(0.4)))
+    assert [each.label for each in second] == ["cat", "dog"]
 
 
-def test_naming_the_top_classes_does_not_sort_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    predictor = Predictor(saved(tmp_path))
-    monkeypatch.setattr(Predictor, "labels", tuple(map(str, range(20_000))))
-    sizes: list[int] = []
-    original = torch.Tensor.sort
-
-    def sort(tensor: torch.Tensor, **options: bool) -> object:
-        sizes.append(len(tensor))
-        return original(tensor, **options)
-
-    monkeypatch.setattr(torch.Tensor, "sort", sort)
-    probabilities = torch.arange(20_000) / 20_000
-    top = predictor.top_predictions(probabilities, top=5)
-    assert [each.label for each in top] == ["19999", "19998", "19997", "19996", "19995"]
-    assert sizes == [5]
+def test_classes_of_a_batch_are_ranked_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    predictor, source = Predictor(saved(tmp_path, channels=1, num_classes=10), batch_size=64), open_digits()
+    shapes: list[torch.Size] = []
+    original = torch.Tensor.topk
+    monkeypatch.setattr(torch.Tensor, "topk", lambda tensor, k: (shapes.append(tensor.shape), original(tensor, k))[1])
+    batches = predict_batches(predictor, source.splits["test"], PredictionOptions(top=5))
+    assert [len(next(batches)), len(next(batches))] == [64, 64]
+    assert shapes == [(64, 10), (64, 10)]
 
 
 @pytest.mark.parametrize("antialias", [True, False])

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import os
 import signal
 import socket
 import threading
@@ -16,9 +17,11 @@ import pytest
 from server.serving import TIMEOUT, Client
 
 from vitkit.data.preprocessing import Preprocessing
+from vitkit.server.clock import RunningClock
 from vitkit.server.config import LimitsConfig, ModelConfig, ServeConfig, ServerOptions
 from vitkit.server.ipc import Message, encode_frame, read_messages
 from vitkit.server.server import GracefulServer, bind_socket, create_server, run_server
+from vitkit.server.supervisor import CHECK_INTERVAL
 
 PREDICTION = b'{"model": "pets", "predictions": [{"label": "cat", "probability": 1.0}]}'
 EVEN = [[0.0625] * 4] * 4
@@ -48,21 +51,35 @@ DESCRIPTION = {
 }
 
 
-class FakeClock:
-    """A clock that a test advances."""
+class FakeClock(RunningClock):
+    """A clock that a test advances, from any thread."""
 
     def __init__(self) -> None:
-        self.now = 1000.0
+        self.real_time, self.lock, self.reads = 1000.0, threading.Lock(), 0
+        super().__init__(lambda: self.real_time)
 
     def __call__(self) -> float:
-        return self.now
+        with self.lock:
+            self.reads += 1
+            return super().__call__()
 
     def advance(self, seconds: float) -> None:
-        self.now += seconds
+        """Let time pass in which the clock is read as often as in a server."""
+        end = self.real_time + seconds
+        while self.real_time < end:
+            with self.lock:
+                self.real_time = min(end, self.real_time + CHECK_INTERVAL)
+                super().__call__()
+
+    def suspend(self, seconds: float) -> None:
+        """Let time pass in which the process does not run."""
+        self.real_time += seconds
 
 
 class FakeWorker:
     """A thread on the worker's end of the socket. It holds requests while `holds` is set, else it answers at once."""
+
+    pid = os.getpid()
 
     def __init__(self, sock: socket.socket, fleet: "WorkerFleet") -> None:
         self.sock, self.fleet = sock.dup(), fleet

@@ -7,6 +7,7 @@ import pytest
 
 from vitkit.core.errors import ConfigError
 from vitkit.inference.engine import Precision
+from vitkit.server.clock import RunningClock
 from vitkit.server.config import (
     LimitsConfig,
     ModelConfig,
@@ -110,8 +111,8 @@ def test_addresses_are_allowed_if_other_machines_can_connect() -> None:
 
 
 def test_middleware_lets_exactly_the_routes_pass() -> None:
-    queue = RequestQueue(LimitsConfig(), metrics=Metrics())
-    app = create_app(Supervisor(ServerOptions(models=[], config=ServeConfig()), queue=queue))
+    options, queue = ServerOptions(models=[], config=ServeConfig()), RequestQueue(LimitsConfig(), metrics=Metrics())
+    app = create_app(Supervisor(options, queue=queue, clock=RunningClock()))
     assert set(app.openapi()["paths"]) | {"/", "/docs", "/openapi.json", "/web/{name}"} == ROUTES
 
 

@@ -360,6 +360,19 @@ async def test_pipelined_request_is_not_late_while_the_first_runs() -> None:
 
 
 @in_event_loop
+async def test_client_is_not_late_because_the_server_was_suspended() -> None:
+    clock = FakeClock()
+    connection, transport, _ = connect_to(EchoApp(), clock)
+    connection.data_received(POST + b"abc")
+    clock.suspend(100.0)
+    connection.close_if_overdue(clock())
+    assert not transport.is_closed
+    clock.advance(10.0)
+    connection.close_if_overdue(clock())
+    assert transport.is_closed
+
+
+@in_event_loop
 async def test_pipelined_requests_are_answered_if_the_queue_is_full() -> None:
     """Only the first request of the received data is rejected by the connection itself."""
     app = EchoApp()

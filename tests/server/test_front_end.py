@@ -122,6 +122,17 @@ def test_deadline_is_kept_if_the_worker_does_not_answer(front_end: FrontEnd, poo
     assert int(response.headers["retry-after"]) >= 1
 
 
+def test_suspended_server_answers_what_it_had_accepted(front_end: FrontEnd, pool: ThreadPoolExecutor) -> None:
+    reply = pool.submit(predict, front_end)
+    front_end.fleet.wait_for(1)
+    front_end.clock.suspend(60.0)
+    reads = front_end.clock.reads
+    wait_until(lambda: front_end.clock.reads > reads + 100)
+    front_end.fleet.release()
+    assert reply.result(TIMEOUT).status == 200
+    assert len(front_end.fleet.workers) == 1
+
+
 def test_stop_answers_accepted_requests_and_refuses_connections(front_end: FrontEnd, pool: ThreadPoolExecutor) -> None:
     idle = socket.create_connection(front_end.address, timeout=TIMEOUT)
     replies = [pool.submit(predict, front_end) for _ in range(6)]

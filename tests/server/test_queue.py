@@ -203,6 +203,20 @@ async def test_attention_goes_first_after_half_its_deadline() -> None:
 
 
 @in_event_loop
+async def test_suspension_of_the_server_counts_for_no_deadline() -> None:
+    harness = Harness(in_flight=1, deadline=10.0)
+    for _ in range(2):
+        await harness.submit()
+    harness.clock.suspend(60.0)
+    harness.queue.expire(worker_is_alive=True)
+    harness.complete(1)
+    assert harness.sent == [1, 2]
+    harness.clock.advance(10.0)
+    harness.queue.expire(worker_is_alive=True)
+    assert await harness.statuses() == [200, 504]
+
+
+@in_event_loop
 async def test_attention_requests_run_one_at_a_time() -> None:
     harness = Harness(deadline=10.0)
     for task in ("attention", "attention"):

@@ -1,7 +1,11 @@
 """The supervisor with a fake clock and a fake worker: invalid messages, hangs, restarts."""
 
 import asyncio
+import os
+import signal
 import socket
+import subprocess
+import sys
 from collections.abc import Awaitable, Callable
 from functools import wraps
 from types import SimpleNamespace
@@ -12,10 +16,12 @@ import torch
 from server.front_end import DESCRIPTION, FakeClock
 
 from vitkit.inference.engine import WARMUP_BATCHES
+from vitkit.server.clock import MAX_INTERVAL
 from vitkit.server.config import LimitsConfig, ModelConfig, ServeConfig, ServerOptions
 from vitkit.server.ipc import Message, WorkerResponse, encode_frame
 from vitkit.server.metrics import Metrics
 from vitkit.server.models import ServedModel, warm_up
+from vitkit.server.process_activity import BUSY_STATES, MIN_CPU_SECONDS, ActivityWatch, ProcessActivity, probe_process
 from vitkit.server.queue import RequestQueue
 from vitkit.server.supervisor import (
     CHECK_INTERVAL,
@@ -51,8 +57,11 @@ class Harness:
         self.supervisor = Supervisor(
             ServerOptions(models=[ModelConfig(name="pets", source="pets")], config=ServeConfig()),
             queue=self.queue,
+            clock=self.clock,
             launch=self.launch,
+            probe=lambda pid: self.activity,
         )
+        self.activity: ProcessActivity | None = ProcessActivity("sleeping", 0.0)
         self.launched = 0
         self.transport = FakeTransport()
         self.connection = self.supervisor.connection = WorkerConnection(self.supervisor)
@@ -63,7 +72,7 @@ class Harness:
 
     def launch(self, sock: socket.socket) -> Any:
         self.launched += 1
-        return SimpleNamespace(kill=lambda: None, wait=lambda timeout=None: 0)
+        return SimpleNamespace(pid=1, kill=lambda: None, wait=lambda timeout=None: 0)
 
     def receive(self, header: Message, body: bytes = b"") -> None:
         self.connection.data_received(encode_frame(header, len(body)) + body)
@@ -186,7 +195,7 @@ async def test_start_is_retried_after_thousands_of_failures(harness: Harness) ->
 @with_harness
 async def test_restarts_are_delayed_exponentially(harness: Harness) -> None:
     supervisor = harness.supervisor
-    supervisor.connection, supervisor.failed_starts, supervisor.started_at = None, 3, harness.clock.now
+    supervisor.connection, supervisor.failed_starts, supervisor.started_at = None, 3, harness.clock()
     harness.clock.advance(0.7)
     await supervisor.check()
     assert harness.launched == 0
@@ -232,10 +241,9 @@ async def test_silent_worker_is_first_not_ready_and_then_replaced(harness: Harne
 
 
 async def pass_time(harness: Harness, seconds: float, **message: str) -> None:
-    """Let time pass as the event loop sees it, with or without a message of the worker every quarter of a second."""
+    """Let time pass in an event loop, with or without a message of the worker every quarter of a second."""
     for _ in range(round(seconds / CHECK_INTERVAL)):
         harness.clock.advance(CHECK_INTERVAL)
-        harness.supervisor.record_pause()
         if message:
             harness.receive(message)
         await harness.supervisor.check()
@@ -243,8 +251,9 @@ async def pass_time(harness: Harness, seconds: float, **message: str) -> None:
 
 def begin_loading(harness: Harness) -> None:
     supervisor = harness.supervisor
-    supervisor.started_at = supervisor.last_message_at = supervisor.last_seen = harness.clock.now
+    supervisor.started_at = supervisor.last_alive_at = harness.clock()
     supervisor.is_importing = True
+    supervisor.activity = ActivityWatch(1, probe=supervisor.probe)
 
 
 @with_harness
@@ -256,12 +265,15 @@ async def test_worker_that_never_loads_is_replaced(harness: Harness) -> None:
     assert harness.transport.is_aborted
 
 
-@pytest.mark.parametrize(("was_ready", "phase"), [(False, "loading"), (True, "loading"), (True, "importing")])
-def test_worker_stopped_while_loading_is_replaced(was_ready: bool, phase: str) -> None:
+@pytest.mark.parametrize("phase", ["importing", "loading"])
+@pytest.mark.parametrize("was_ready", [False, True])
+@pytest.mark.parametrize("state", ["stopped", "sleeping", None])
+def test_worker_stopped_while_loading_is_replaced(state: str | None, was_ready: bool, phase: str) -> None:
     @with_harness
     async def run(harness: Harness) -> None:
         harness.supervisor.was_ready = was_ready
         begin_loading(harness)
+        harness.activity = state and ProcessActivity(state, 0.0)
         await pass_time(harness, 25.0, starting=phase)
         await pass_time(harness, REPLACE_LOADING_AFTER)
         assert not harness.transport.is_aborted
@@ -276,12 +288,69 @@ def test_worker_stopped_while_loading_is_replaced(was_ready: bool, phase: str) -
     run()
 
 
+@pytest.mark.parametrize("was_ready", [False, True])
+@pytest.mark.parametrize(
+    ("state", "cpu_seconds"), [("running", 0.0), ("disk-sleep", 0.0), ("sleeping", MIN_CPU_SECONDS)]
+)
+def test_import_may_take_long_while_the_process_is_at_work(state: str, cpu_seconds: float, was_ready: bool) -> None:
+    """`cpu_seconds` are taken every nine seconds."""
+
+    @with_harness
+    async def run(harness: Harness) -> None:
+        harness.supervisor.was_ready = was_ready
+        begin_loading(harness)
+        await pass_time(harness, 1.0, starting="importing")
+        for step in range(1, 7):
+            harness.activity = ProcessActivity(state, 1.001 * step * cpu_seconds)
+            await pass_time(harness, 9.0)
+        assert not harness.transport.is_aborted
+        harness.activity = ProcessActivity("stopped", 1.001 * 6 * cpu_seconds)
+        await pass_time(harness, REPLACE_LOADING_AFTER + CHECK_INTERVAL)
+        assert harness.transport.is_aborted
+
+    run()
+
+
 @with_harness
-async def test_first_import_may_take_long(harness: Harness) -> None:
+async def test_thread_that_waits_for_the_interpreter_is_no_sign_of_life(harness: Harness) -> None:
     begin_loading(harness)
-    await pass_time(harness, 1.0, starting="importing")
-    await pass_time(harness, 5 * REPLACE_LOADING_AFTER)
-    assert not harness.transport.is_aborted
+    for step in range(int(REPLACE_LOADING_AFTER) + 1):
+        harness.activity = ProcessActivity("sleeping", 0.002 * step)
+        await pass_time(harness, 1.0)
+    assert harness.transport.is_aborted
+
+
+@pytest.mark.parametrize("state", ["running", "disk-sleep"])
+def test_process_at_work_must_still_send_heartbeats_while_it_loads(state: str) -> None:
+    @with_harness
+    async def run(harness: Harness) -> None:
+        begin_loading(harness)
+        harness.activity = ProcessActivity(state, 0.0)
+        harness.receive({"starting": "loading"})
+        await pass_time(harness, REPLACE_LOADING_AFTER)
+        assert not harness.transport.is_aborted
+        await pass_time(harness, CHECK_INTERVAL)
+        assert harness.transport.is_aborted
+
+    run()
+
+
+def test_probe_tells_a_stopped_process_from_a_running_one() -> None:
+    code = "import time\nwhile time.process_time() < 0.05: pass\nprint(flush=True)\nwhile True: pass"
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        running = probe_process(process.pid)
+        process.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, process.pid, os.WSTOPPED)
+        stopped = probe_process(process.pid)
+        process.kill()
+    assert running is not None
+    assert stopped is not None
+    assert running.state in BUSY_STATES
+    assert stopped.state not in BUSY_STATES
+    assert stopped.cpu_seconds >= running.cpu_seconds > 0.0
+    assert probe_process(process.pid) is None
 
 
 @with_harness
@@ -302,13 +371,13 @@ def test_worker_is_not_replaced_if_the_whole_server_was_suspended(kind: str) -> 
         begin_loading(harness)
         await pass_time(harness, 2.0)
         harness.pong(**{kind: 1.0})
-        harness.clock.advance(17.0)
+        harness.clock.suspend(17.0)
         harness.pong(**{kind: 18.0})  # arrives before the timer of the event loop
         assert harness.supervisor.is_alive
         await pass_time(harness, 0.5)
         assert not harness.transport.is_aborted
         harness.pong(**{kind: 18.5})
-        assert harness.supervisor.running_seconds[kind] == pytest.approx(1.5 + CHECK_INTERVAL)
+        assert harness.supervisor.running_seconds[kind] == pytest.approx(1.5 + MAX_INTERVAL)
         await pass_time(harness, 15.0, ping="")
         harness.pong(**{kind: 33.5})  # since then it hangs
         await pass_time(harness, CHECK_INTERVAL)
@@ -321,9 +390,9 @@ def test_worker_is_not_replaced_if_the_whole_server_was_suspended(kind: str) -> 
 async def test_suspended_batch_does_not_raise_the_hang_limit(harness: Harness) -> None:
     harness.become_ready()
     begin_loading(harness)
-    harness.clock.advance(60.0)
+    harness.clock.suspend(60.0)
     harness.receive({"completed": 1, "seconds": 60.1, "service_seconds": 0.1, "attention": False})
-    assert harness.supervisor.slowest_seconds["predicting"] == pytest.approx(0.1 + CHECK_INTERVAL)
+    assert harness.supervisor.slowest_seconds["predicting"] == pytest.approx(0.1 + MAX_INTERVAL)
 
 
 @with_harness

@@ -151,8 +151,8 @@ MUTANTS = (
     Mutant(
         "labels in reverse order",
         "handlers",
-        "in job.model.predictor.top_predictions(values, top=top)]",
-        "in reversed(job.model.predictor.top_predictions(values, top=top))]",
+        "for index, score in row] for row",
+        "for index, score in reversed(row)] for row",
         "routes::test_raw_image_is_classified_as_by_the_predictor",
     ),
     Mutant(
@@ -186,8 +186,8 @@ MUTANTS = (
     Mutant(
         "logits instead of probabilities",
         "handlers",
-        "for row in logits.softmax(dim=1)]",
-        "for row in logits]",
+        'for row in _top_classes(job, logits.softmax(dim=1), "probability", top)]',
+        'for row in _top_classes(job, logits, "probability", top)]',
         "routes::test_raw_image_is_classified_as_by_the_predictor",
     ),
     Mutant(

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 import vitkit
 from vitkit.cli.main import main
@@ -41,6 +42,29 @@ def test_to_dict_equals_the_json_of_the_command(model, function, arguments, caps
     result = function().to_dict()
     assert main(["weights", *arguments, "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == json.loads(json.dumps(result))
+
+
+@pytest.fixture
+def pretrained(model: Path) -> tuple[str, ...]:
+    """A directory called mae with a decoder, of which only the names of the tensors count."""
+    encoder = vitkit.create("Ti/16", image_size=32, patch_size=8, num_classes=0, settings=SETTINGS)
+    vitkit.save(encoder, "encoder")
+    vitkit.convert("encoder", "mae", to="huggingface-mae")
+    decoder = {f"decoder.decoder_embed.{name}": torch.ones(2, 64) for name in ("bias", "weight")}
+    save_file(load_file("mae/model.safetensors") | decoder, "mae/model.safetensors", {"format": "pt"})
+    return tuple(decoder)
+
+
+def test_adapt_names_the_tensors_that_it_drops(pretrained, capsys) -> None:
+    assert vitkit.adapt("mae", channels=1).dropped == pretrained
+    assert main(["weights", "adapt", "mae", "out", "--channels", "1"]) == 0
+    assert f"dropped: {', '.join(pretrained)}\n" in capsys.readouterr().out
+
+
+def test_export_names_the_tensors_that_it_drops(pretrained, capsys) -> None:
+    assert main(["export", "mae", "out", "--to", "timm"]) == 0
+    assert f"dropped   {', '.join(pretrained)}\n" in capsys.readouterr().out
+    assert vitkit.export("mae", "out", to="timm").dropped == pretrained
 
 
 def test_adapt_without_out_writes_nothing(model) -> None:

@@ -55,12 +55,14 @@ def command(out: Path, settings: tuple[str, ...], force: bool, as_json: bool, **
 
 
 def _print_result(result: "ExportResult") -> None:
+    from vitkit.data.layouts.files import shorten_list
+
     rows = [
         ("to", result.title),
         ("model", result.model),
         ("files", ", ".join(result.files)),
         *(("changed", change) for change in result.changes),
-        *(("dropped", item) for item in result.dropped),
+        *([("dropped", shorten_list(result.dropped))] if result.dropped else []),
         *(("differs", difference) for difference in result.differs),
         ("verified", result.summary),
         *([("images", str(result.verification["images_from"]))] if "images_from" in result.verification else []),

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from vitkit.cli.console import print_sections, stdout_console
 from vitkit.core.formatting import format_count, format_plural, format_value, safe_text
 from vitkit.core.sizes import format_size
+from vitkit.data.layouts.files import shorten_list
 from vitkit.model.config import ViTConfig
 from vitkit.weights.adapt import AdaptResult
 from vitkit.weights.bundle import are_class_numbers
@@ -133,7 +134,9 @@ def print_adaptation(result: AdaptResult) -> None:
     """Print the changes of an adapted model."""
     config = result.bundle.config
     shape = f"{result.bundle.name}, images of {format_size(config.image_size)}, classes: {config.num_classes:,}"
-    for line in (*(result.changes or ("no change: the model has this shape",)), f"Written: {result.path} ({shape})"):
+    changes = result.changes or ("no change: the model has this shape",)
+    dropped = [f"dropped: {shorten_list(result.dropped)}"] if result.dropped else []
+    for line in (*changes, *dropped, f"Written: {result.path} ({shape})"):
         stdout_console().print(safe_text(line), soft_wrap=True)
 
 

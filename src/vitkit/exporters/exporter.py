@@ -53,8 +53,8 @@ Report = Callable[[str], None]
 class ExportResult(Result):
     """Files of an export, and their verification.
 
-    `changes` lists what settings changed, `dropped` what the format cannot store, and `differs` what its library does
-    differently.
+    `changes` lists what settings changed, `dropped` what is not part of the model, such as a decoder, or what the
+    format cannot store, and `differs` what its library does differently.
     """
 
     path: Path
@@ -127,7 +127,7 @@ def export_model(
         summary=str(verification["summary"]),
         verification=verification,
         changes=tuple(changes),
-        dropped=_strings(verification.get("dropped")),
+        dropped=(*info.dropped, *_strings(verification.get("dropped"))),
         differs=_strings(verification.get("differs")),
         already_existed=already_existed,
     )

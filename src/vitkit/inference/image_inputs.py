@@ -19,7 +19,7 @@ from vitkit.data.layouts.base import NamedSource
 from vitkit.data.layouts.files import find_shards, is_image, is_pattern, list_left_out, walk_files
 from vitkit.data.layouts.pairs import store_image
 from vitkit.data.layouts.registry import find_layouts, open_dataset
-from vitkit.data.layouts.shards import has_image_column, open_parquet_images, open_tar_images
+from vitkit.data.layouts.shards import lacks_images, open_parquet_images, open_tar_images
 from vitkit.typing import DataSource
 
 TAR, PARQUET = ".tar", ".parquet"
@@ -110,8 +110,9 @@ def describe_data(data: DataSource) -> str:
 def open_images(images: Sequence[ImageLike]) -> ImageSource:
     """Open images in any form, in their order and sorted by name inside each directory or archive. Labels are ignored.
 
-    Among several images, a file of another kind is an unreadable image, and so is a damaged archive, and a path that
-    does not exist, unless there are only such paths. Files of other kinds in a directory are in `left_out`.
+    Among several images, a file of another kind is an unreadable image, and so is a path that does not exist, unless
+    there are only such paths. A damaged archive is an unreadable image, too, unless it is the only one. Files of other
+    kinds in a directory are in `left_out`.
 
     >>> open_images(["digits"]).name(0)
     'digits/000002'
@@ -180,14 +181,18 @@ def _open_or_hold(name: str) -> list[ImageSource]:
     except DataError as error:
         if not Path(name).is_file():
             raise
-        return [_hold(DataError(error.message.removeprefix(f"{name} ")), name=name)]
+        return [_hold_damaged(name, error)]
+
+
+def _hold_damaged(name: str, error: DataError) -> MemoryImages:
+    return _hold(DataError(error.message.removeprefix(f"{name} ")), name=name)
 
 
 def _open_path(name: str) -> list[ImageSource]:
     path = Path(name)
     if path.is_file() and (is_image(path.name) or not find_layouts(path)):
         return [ImageFiles([name])]
-    sources = _open_directory(name) if path.is_dir() else _open_archives(_shards(name, TAR), _shards(name, PARQUET))
+    sources = _open_directory(name) if path.is_dir() else _open_matching_archives(name)
     if any(map(len, sources)) or (path.is_dir() and not find_layouts(path)):
         return sources
     return [DatasetImages(name if path.exists() else "", source) for source in open_dataset(name).splits.values()]
@@ -203,15 +208,31 @@ def _open_directory(name: str) -> list[ImageSource]:
     tars, tables = (
         {prefix + file: root / file for file in names[kind] if (root / file).is_file()} for kind in (TAR, PARQUET)
     )
-    with_images = {name: table for name, table in tables.items() if has_image_column(table)}
+    with_images = {name: table for name, table in tables.items() if not lacks_images(table)}
     images = ImageFiles(names["image"], prefix=prefix)
     others = [prefix + file for file in names["other"]] + [name for name in tables if name not in with_images]
     images.left_out = tuple(others) if any(names.values()) else (prefix,)
-    return [images, *_open_archives(tars, with_images)]
+    sources, errors = _open_archives(tars, with_images)
+    return [images, *sources, *(_hold_damaged(name, error) for name, error in errors.items())]
 
 
-def _open_archives(tars: dict[str, Path], tables: dict[str, Path]) -> list[ImageSource]:
-    return [*([open_tar_images(tars)] if tars else []), *([open_parquet_images(tables)] if tables else [])]
+def _open_matching_archives(name: str) -> list[ImageSource]:
+    """Open the archives that a path is, or matches as a pattern; raise the first error if all are damaged."""
+    sources, errors = _open_archives(_shards(name, TAR), _shards(name, PARQUET))
+    if errors and not any(map(len, sources)):
+        raise next(iter(errors.values()))
+    return [*sources, *(_hold_damaged(name, error) for name, error in errors.items())]
+
+
+def _open_archives(tars: dict[str, Path], tables: dict[str, Path]) -> tuple[list[ImageSource], dict[str, DataError]]:
+    """Open archives; return also why some cannot be opened, by name."""
+    errors: dict[str, DataError] = {}
+    sources: list[ImageSource] = []
+    if tars:
+        sources.append(open_tar_images(tars, on_error=errors.__setitem__))
+    if tables:
+        sources.append(open_parquet_images(tables, on_error=errors.__setitem__))
+    return sources, errors
 
 
 def _shards(name: str, suffix: str) -> dict[str, Path]:

@@ -18,6 +18,7 @@ from vitkit.inference.engine import Precision, check_precision, resolve_device
 from vitkit.inference.image_inputs import list_images, open_images
 from vitkit.inference.predictions import ImagePrediction, Prediction, Predictions, count_images, list_skipped
 from vitkit.inference.select import select_engine
+from vitkit.inference.top_classes import top_classes
 from vitkit.typing import DataSource, ModelSource
 from vitkit.weights.load import load
 from vitkit.zoo.registry import Model
@@ -137,14 +138,11 @@ class Predictor:
             hint = "use predict(features=True), or add classes with finetune or fewshot(save=…)"
             raise InputError("the model has no classes", hint=hint)
 
-    def top_predictions(self, probabilities: Float[Tensor, "Y"], *, top: int) -> list[Prediction]:
-        """Return the `top` most probable classes. Ties keep the order of the classes."""
-        # topk alone may return equal probabilities in any order, and any of those that tie for the last place.
-        lowest = probabilities.topk(min(top, len(probabilities))).values[-1:]
-        candidates = (probabilities >= lowest).nonzero()[:, 0]
-        values, order = probabilities[candidates].sort(descending=True, stable=True)
-        pairs = zip(candidates[order[:top]].tolist(), values[:top].tolist(), strict=True)
-        return [Prediction(self.labels[index], value) for index, value in pairs]
+    def top_predictions(self, probabilities: Float[Tensor, "B Y"], *, top: int) -> list[tuple[Prediction, ...]]:
+        """Return the `top` most probable classes of each image. Ties keep the order of the classes."""
+        labels = self.labels
+        rows = top_classes(probabilities, count=top)
+        return [tuple(Prediction(labels[index], value) for index, value in row) for row in rows]
 
     def _batches(self, images: ImageLike | Sequence[ImageLike]) -> Iterator[Float[Tensor, "B C H W"]]:
         inputs = self._list_images(images)
@@ -195,6 +193,7 @@ def predict_batches(
     with batches:
         for batch in batches:
             probabilities, features = compute_outputs(predictor, batch, options)
+            top = None if probabilities is None else predictor.top_predictions(probabilities, top=options.top)
             rows = []
             for row, is_readable in enumerate(batch.labels.tolist()):
                 name, outputs = source.name(first + row), (probabilities, features)
@@ -204,11 +203,9 @@ def predict_batches(
                 elif not all(output[row].isfinite().all() for output in outputs if output is not None):
                     rows.append(ImagePrediction(file=name, error=NOT_FINITE))
                 else:
-                    top = (
-                        [] if probabilities is None else predictor.top_predictions(probabilities[row], top=options.top)
-                    )
+                    predictions = () if top is None else top[row]
                     values = () if features is None else features[row].tolist()
-                    rows.append(ImagePrediction(file=name, predictions=tuple(top), features=tuple(values)))
+                    rows.append(ImagePrediction(file=name, predictions=predictions, features=tuple(values)))
             yield rows
             first += len(rows)
 

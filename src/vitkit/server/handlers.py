@@ -14,6 +14,7 @@ from vitkit.core.errors import VitkitError, summarize
 from vitkit.core.shapes import Float, Tensor
 from vitkit.data.decode import decode
 from vitkit.data.decode_limits import DecodeLimits
+from vitkit.inference.top_classes import top_classes
 from vitkit.server import kserve
 from vitkit.server.ipc import JSON, HTTPError, Message, WorkerResponse, encode_json
 from vitkit.server.models import ServedModel
@@ -125,9 +126,11 @@ def build_response(job: Job, features: Float[Tensor, "B F"], logits: Float[Tenso
         results: list[dict[str, Any]] = [{"features": row} for row in features.tolist()]
     else:
         top, nearest = job.header["top"], job.header["nearest"]
-        results = [{"predictions": _top_classes(job, row, "probability", top)} for row in logits.softmax(dim=1)]
-        for result, row in zip(results, job.model.class_similarity(features) if nearest else (), strict=False):
-            result["nearest"] = _top_classes(job, row, "similarity", nearest)
+        results = [{"predictions": row} for row in _top_classes(job, logits.softmax(dim=1), "probability", top)]
+        if nearest:
+            similarity = job.model.class_similarity(features)
+            for result, row in zip(results, _top_classes(job, similarity, "similarity", nearest), strict=True):
+                result["nearest"] = row
     if not job.header["is_list"]:
         return _json_response({"model": job.model.name, **results[0]})
     remaining = iter(results)
@@ -135,8 +138,9 @@ def build_response(job: Job, features: Float[Tensor, "B F"], logits: Float[Tenso
     return _json_response({"model": job.model.name, "results": entries})
 
 
-def _top_classes(job: Job, values: Float[Tensor, "Y"], key: str, top: int) -> list[dict[str, Any]]:
-    return [{"label": label, key: value} for label, value in job.model.predictor.top_predictions(values, top=top)]
+def _top_classes(job: Job, scores: Float[Tensor, "B Y"], key: str, top: int) -> list[list[dict[str, Any]]]:
+    labels = job.model.labels
+    return [[{"label": labels[index], key: score} for index, score in row] for row in top_classes(scores, count=top)]
 
 
 def process_attention(job: Job) -> WorkerResponse:
@@ -149,7 +153,8 @@ def process_attention(job: Job) -> WorkerResponse:
         patches = _round(model.compute_patch_attention(image, layer=layer, head=head))
         return _json_response(response | {"layer": layer, "head": "mean" if head is None else head, "patches": patches})
     rollout, maps, logits = model.compute_attention(image)
-    predictions = _top_classes(job, logits.softmax(dim=0), "probability", header["top"]) if model.labels else []
+    probabilities = logits[None].softmax(dim=1)
+    predictions = _top_classes(job, probabilities, "probability", header["top"])[0] if model.labels else []
     response |= {"layers": len(maps), "heads": maps.shape[1], "predictions": predictions}
     return _json_response(response | {"rollout": _round(rollout), "maps": _round(maps)})
 

@@ -15,7 +15,6 @@ import resource
 import signal
 import socket
 import sys
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
@@ -27,6 +26,7 @@ import uvicorn
 from vitkit.core.environment import set_malloc_thresholds
 from vitkit.core.errors import ConfigError
 from vitkit.core.formatting import configure_logging
+from vitkit.server.clock import RunningClock
 from vitkit.server.config import ServerOptions
 from vitkit.server.metrics import Metrics
 from vitkit.server.middleware import RequestFilter
@@ -198,12 +198,12 @@ async def run_server(server: GracefulServer, sock: socket.socket, *, on_listenin
 
 
 def create_server(
-    options: ServerOptions, *, launch: Launch = launch_worker, clock: Callable[[], float] = time.monotonic
+    options: ServerOptions, *, launch: Launch = launch_worker, clock: RunningClock | None = None
 ) -> GracefulServer:
     """Connect the parts of a server along the path of a request."""
-    limits = options.config.limits
+    limits, clock = options.config.limits, clock or RunningClock()
     queue = RequestQueue(limits, metrics=Metrics(), clock=clock)
-    supervisor = Supervisor(options, queue=queue, launch=launch)
+    supervisor = Supervisor(options, queue=queue, clock=clock, launch=launch)
     request_filter = RequestFilter(create_app(supervisor), options, queue=queue)
     connections = min(limits.connections, raise_descriptor_limit())
     connection = create_connection_class(replace(limits, connections=connections), request_filter, clock=clock)

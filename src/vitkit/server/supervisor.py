@@ -2,7 +2,8 @@
 
 The worker is pinged four times a second. A worker that does not answer, or whose batch takes far longer than batches
 do, is first not ready and then replaced. The queue retries the requests that were in flight. While a worker loads its
-models it sends heartbeats. Time in which the front end itself did not run counts for nothing.
+models it sends heartbeats. Importing torch may hold the interpreter for long, so meanwhile it is also enough that the
+process is at work. Time in which the front end itself did not run counts for nothing (`RunningClock`).
 """
 
 import asyncio
@@ -13,14 +14,15 @@ import re
 import socket
 import subprocess
 import sys
-from collections import deque
 from collections.abc import Callable
 from typing import Any, cast
 
 from vitkit.core.config import to_mapping
 from vitkit.core.errors import WeightsError
+from vitkit.server.clock import RunningClock
 from vitkit.server.config import TOKEN_VARIABLE, ServerOptions
 from vitkit.server.ipc import Body, FrameDecoder, HTTPError, Message, WorkerResponse, encode_frame
+from vitkit.server.process_activity import ActivityWatch, ProcessProbe, probe_process
 from vitkit.server.queue import RequestQueue
 
 CHECK_INTERVAL = 0.25
@@ -29,7 +31,7 @@ NOT_READY_AFTER = 1.25
 REPLACE_AFTER = 3.0
 """Seconds without a message after which a worker is replaced."""
 REPLACE_LOADING_AFTER = 10.0
-"""Seconds without a heartbeat after which a worker that loads its models is replaced."""
+"""Seconds without a sign of life after which a worker that loads its models is replaced."""
 MAX_SILENT_STARTS = 3
 """First workers that may stop responding while loading before the server gives up."""
 MAX_DECODE_SECONDS = 15.0
@@ -111,11 +113,20 @@ class WorkerConnection(asyncio.Protocol):
 class Supervisor:
     """Keeps one worker process running and knows what its models are."""
 
-    def __init__(self, options: ServerOptions, *, queue: RequestQueue, launch: Launch = launch_worker) -> None:
-        self.options, self.models, self.launch = options, options.models, launch
-        self.queue, self.metrics, self.clock = queue, queue.metrics, queue.clock
+    def __init__(
+        self,
+        options: ServerOptions,
+        *,
+        queue: RequestQueue,
+        clock: RunningClock,
+        launch: Launch = launch_worker,
+        probe: ProcessProbe = probe_process,
+    ) -> None:
+        self.options, self.models, self.launch, self.probe = options, options.models, launch, probe
+        self.queue, self.metrics, self.clock = queue, queue.metrics, clock
         self.descriptions: dict[str, dict[str, Any]] = {}
         self.process: subprocess.Popen[bytes] | None = None
+        self.activity: ActivityWatch | None = None
         self.connection: WorkerConnection | None = None
         self.is_loaded = False
         self.is_stopping = False
@@ -123,12 +134,10 @@ class Supervisor:
         self.was_ready = False
         self.failed_starts = 0
         self.max_start_seconds = MAX_START_SECONDS
-        self.started_at = self.last_message_at = 0.0
+        self.started_at = 0.0
+        self.last_alive_at = 0.0
+        """When the worker last sent a message or, while it imports, was seen at work."""
         self.is_importing, self.is_silent = False, False
-        self.last_seen = self.clock()
-        """When the event loop of this process was last seen running."""
-        self.pauses: deque[tuple[float, float]] = deque(maxlen=1000)
-        """Start and end of the periods in which this process did not run, perhaps with the whole machine."""
         self.running_seconds = {"predicting": 0.0, "attention": 0.0, "decoding": 0.0}
         """For how long the worker's oldest task of each kind has been running."""
         self.slowest_seconds = {"predicting": 0.0, "attention": 0.5}
@@ -143,7 +152,7 @@ class Supervisor:
         """Whether the models are loaded and the worker answers."""
         if not self.models:
             return True
-        is_responding = self._seconds_since(self.last_message_at) < NOT_READY_AFTER
+        is_responding = self.clock() - self.last_alive_at < NOT_READY_AFTER
         return self.is_loaded and is_responding and not self._is_overdue()
 
     @property
@@ -171,13 +180,11 @@ class Supervisor:
         if not self.models:
             self.was_ready = True
             return
-        self.last_seen = self.clock()
         await self.start()
         while True:
             await asyncio.sleep(CHECK_INTERVAL)
             if self.start_error is not None:
                 raise self.start_error
-            self.record_pause()
             self.metrics.ready.set(self.is_ready)
             self.queue.expire(worker_is_alive=self.is_alive)
             await self.check()
@@ -185,7 +192,7 @@ class Supervisor:
     async def start(self) -> None:
         """Start a worker and tell it what to load."""
         self.is_loaded, self.is_importing, self.is_silent = False, True, False
-        self.started_at = self.last_message_at = self.clock()
+        self.started_at = self.last_alive_at = self.clock()
         self.running_seconds = dict.fromkeys(self.running_seconds, 0.0)
         try:
             ours, theirs = socket.socketpair()
@@ -195,6 +202,7 @@ class Supervisor:
                         end.setsockopt(socket.SOL_SOCKET, option, 1 << 20)
                 try:
                     self.process = self.launch(theirs)
+                    self.activity = ActivityWatch(self.process.pid, probe=self.probe)
                 except OSError:
                     ours.close()
                     raise
@@ -217,14 +225,14 @@ class Supervisor:
                 self.failed_starts += 1
                 await self.start()
         elif not self.is_loaded:
-            # The first import of torch reads gigabytes, perhaps from a slow disk, while no other thread can run.
-            is_slow_import = self.is_importing and not self.was_ready
-            if self._seconds_since(self.started_at) > self.max_start_seconds:
+            if self.is_importing and self.activity is not None and self.activity.is_at_work():
+                self.last_alive_at = now
+            if now - self.started_at > self.max_start_seconds:
                 self.kill("did not load its models in time")
-            elif self._seconds_since(self.last_message_at) > REPLACE_LOADING_AFTER and not is_slow_import:
+            elif now - self.last_alive_at > REPLACE_LOADING_AFTER:
                 self.is_silent = True
                 self.kill("stopped responding while it loaded its models")
-        elif self._seconds_since(self.last_message_at) > REPLACE_AFTER:
+        elif now - self.last_alive_at > REPLACE_AFTER:
             self.kill("does not respond")
         elif self._is_overdue():
             is_decoding = self.running_seconds["decoding"] > MAX_DECODE_SECONDS
@@ -250,18 +258,6 @@ class Supervisor:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self.process.wait(timeout=5.0)
 
-    def record_pause(self) -> None:
-        """Note when this process was suspended. It runs at least every `CHECK_INTERVAL` seconds otherwise."""
-        now = self.clock()
-        if now - self.last_seen > 2 * CHECK_INTERVAL:
-            self.pauses.append((self.last_seen + CHECK_INTERVAL, now))
-        self.last_seen = now
-
-    def _seconds_since(self, start: float) -> float:
-        """Return for how long this process has been running since a time."""
-        paused = sum(max(0.0, end - max(start, begin)) for begin, end in self.pauses)
-        return self.clock() - start - paused
-
     def _is_overdue(self) -> bool:
         limits = {kind: max(2.0, 20 * max(slow, self.batch_seconds)) for kind, slow in self.slowest_seconds.items()}
         limits["decoding"] = MAX_DECODE_SECONDS
@@ -271,17 +267,17 @@ class Supervisor:
 
     def on_message(self, header: Message, body: bytes) -> None:
         """Process a message of the worker; raise one of several exceptions if it is invalid."""
-        self.record_pause()
-        self.last_message_at = now = self.clock()
+        self.last_alive_at = self.clock()
         if "id" in header:
             self.queue.complete(header["id"], _parse_response(header, body))
         elif "pong" in header:
-            seconds_by_kind = {kind: _parse_seconds(header[kind]) for kind in self.running_seconds}
-            self.running_seconds = {kind: self._seconds_since(now - each) for kind, each in seconds_by_kind.items()}
+            self.running_seconds = {
+                kind: self.clock.running_part(_parse_seconds(header[kind])) for kind in self.running_seconds
+            }
         elif "completed" in header:
             kind = "attention" if header["attention"] else "predicting"
             images, seconds = int(header["completed"]), _parse_seconds(header["seconds"])
-            self.slowest_seconds[kind] = max(self._seconds_since(now - seconds), 0.99 * self.slowest_seconds[kind])
+            self.slowest_seconds[kind] = max(self.clock.running_part(seconds), 0.99 * self.slowest_seconds[kind])
             self.metrics.record_batch(images, seconds)
             if not header["attention"]:
                 self.queue.record_completion(images, _parse_seconds(header["service_seconds"]))

@@ -27,12 +27,16 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class AdaptResult(Result):
-    """Adapted model, a description of each change, and the path it was written to."""
+    """Adapted model, a description of each change, and the path it was written to.
+
+    `dropped` names the tensors of the source that are not part of the model, such as a decoder.
+    """
 
     source: str
     source_format: str
     bundle: ModelBundle
     changes: tuple[str, ...]
+    dropped: tuple[str, ...] = ()
     path: Path | None = None
 
     @cached_property
@@ -50,6 +54,7 @@ class AdaptResult(Result):
             "classes": config.num_classes,
             "channels": config.channels,
             "changes": list(self.changes),
+            "dropped": list(self.dropped),
             "identical": not self.changes,
         }
 
@@ -70,7 +75,9 @@ def adapt_source(
     adapted, changes = adapt_bundle(bundle, request)
     if path is not None:
         write_output(path, lambda directory: artifact_io.write_artifact(directory, adapted), as_directory=True)
-    return AdaptResult(source=info.file, source_format=info.format, bundle=adapted, changes=changes, path=path)
+    return AdaptResult(
+        source=info.file, source_format=info.format, bundle=adapted, changes=changes, dropped=info.dropped, path=path
+    )
 
 
 def read_labels(path: Path) -> tuple[str, ...]:

@@ -5,7 +5,7 @@ Tars are read in place, parquet files by row group.
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -81,12 +81,25 @@ def open_webdataset(path: Path) -> Dataset:
     return replace(dataset, left_out=tuple(name for shards in contents.values() for name in shards.left_out))
 
 
-def open_tar_images(archives: Mapping[str, Path]) -> ArchiveSource:
+OnError = Callable[[str, DataError], None]
+"""Called with the name of a file that cannot be opened, and the reason."""
+
+
+def raise_error(name: str, error: DataError) -> None:
+    """Stop at a file that cannot be opened."""
+    raise error
+
+
+def open_tar_images(archives: Mapping[str, Path], *, on_error: OnError = raise_error) -> ArchiveSource:
     """Open every image of tars, given by name, without labels."""
     shards = ShardContents(list(archives.values()))
     for number, (name, archive) in enumerate(archives.items()):
-        # A tar may contain a name twice; the later file replaces the earlier one, as when it is unpacked.
-        members = {member.name: member for member in list_nested_members(archive)}
+        try:
+            # A tar may contain a name twice; the later file replaces the earlier one, as when it is unpacked.
+            members = {member.name: member for member in list_nested_members(archive)}
+        except DataError as error:
+            on_error(name, error)
+            continue
         images = list(filter(is_image, members))
         for image in images:
             shards.slices.append((number, members[image].offset, members[image].size))
@@ -272,18 +285,24 @@ def open_parquet(path: Path) -> Dataset:
     return make_dataset(path, splits)
 
 
-def open_parquet_images(shards: Mapping[str, Path]) -> ParquetSource:
+def open_parquet_images(shards: Mapping[str, Path], *, on_error: OnError = raise_error) -> ParquetSource:
     """Open every row of parquet files, given by name, without labels."""
+    readable: dict[str, Path] = {}
     column, groups = "", []
-    for shard in shards.values():
-        with open_shard(shard) as file:
-            columns = Columns(image=find_columns(file.schema_arrow, shard=shard).image, label=None, classes=())
-            if column and columns.image != column:
-                message = f"{shard} has its images in another column than the files before it"
-                raise DataError(message, expected=column, got=columns.image, hint="run the command once per file")
-            column = columns.image
-            groups.append(count_group_rows(file.metadata, columns, shard=shard))
-    return make_source(shards, groups, column, classes=(), labels=np.full(sum(map(sum, groups)), UNLABELED))
+    for name, shard in shards.items():
+        try:
+            with open_shard(shard) as file:
+                columns = Columns(image=find_columns(file.schema_arrow, shard=shard).image, label=None, classes=())
+                rows = count_group_rows(file.metadata, columns, shard=shard)
+        except DataError as error:
+            on_error(name, error)
+            continue
+        if column and columns.image != column:
+            message = f"{shard} has its images in another column than the files before it"
+            raise DataError(message, expected=column, got=columns.image, hint="run the command once per file")
+        column, readable[name] = columns.image, shard
+        groups.append(rows)
+    return make_source(readable, groups, column, classes=(), labels=np.full(sum(map(sum, groups)), UNLABELED))
 
 
 def make_source(
@@ -298,12 +317,13 @@ def make_source(
     )
 
 
-def has_image_column(shard: Path) -> bool:
-    """Return whether a parquet file has a column of images. Files of predictions, for example, have none."""
-    with open_shard(shard) as file:
-        schema = file.schema_arrow
-    with suppress(DataError):
-        return bool(find_columns(schema, shard=shard))
+def lacks_images(shard: Path) -> bool:
+    """Return whether a parquet file is readable but has no column of images, as a file of predictions."""
+    with suppress(DataError), open_shard(shard) as file:
+        try:
+            find_columns(file.schema_arrow, shard=shard)
+        except DataError:
+            return True
     return False
 
 

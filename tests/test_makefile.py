@@ -1,5 +1,6 @@
 """First contact: `make` with a Python that is old or has no venv module, and with half an environment."""
 
+import os
 import shutil
 import subprocess
 import sys
@@ -30,7 +31,9 @@ def write_python(path: Path, script: str) -> Path:
 def create_environment(folder: Path, script: str) -> str:
     """Let `make` create the environment with a stand-in for Python, which must fail, and return its messages."""
     command = ["make", "-f", MAKEFILE, f"PYTHON={write_python(folder / 'python', script)}", ".venv/.created"]
-    result = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    inherited = ("MAKEFLAGS", "MAKEOVERRIDES", "MFLAGS", "VENV", "CONSTRAINTS")  # from `make test-lowest`
+    environment = {name: value for name, value in os.environ.items() if name not in inherited}
+    result = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
     assert result.returncode == 2
     return result.stdout + result.stderr
 

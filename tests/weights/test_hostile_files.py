@@ -162,7 +162,9 @@ def single_array(folder: Path) -> Path:
     return folder / "model.npy"
 
 
-# --- safetensors
+# --- safetensors, whose version 0.5 reports errors by the names of their types
+
+INVALID_HEADER = "InvalidHeaderDeserialization"
 
 
 def safetensors(folder: Path, header: object, body: bytes = b"", *, length: int | None = None) -> Path:
@@ -235,57 +237,57 @@ def tensor_twice(folder: Path) -> Path:
     return safetensors(folder, f'{{"a":{one},"a":{one}}}'.encode(), bytes(8))
 
 
-@rejected("invalid offset for tensor `b`")
+@rejected(r"invalid offset for tensor `b`|InvalidOffset\(\"b\"\)")
 def tensors_that_overlap(folder: Path) -> Path:
     return safetensors(folder, {"a": claim(), "b": claim(begin=4, end=12)}, bytes(12))
 
 
-@rejected("invalid offset for tensor")
+@rejected("invalid offset for tensor|InvalidOffset")
 def thousand_tensors_in_one_place(folder: Path) -> Path:
     return safetensors(folder, {str(index): claim() for index in range(1000)}, bytes(8))
 
 
-@rejected("invalid offset for tensor `b`")
+@rejected(r"invalid offset for tensor `b`|InvalidOffset\(\"b\"\)")
 def gap_between_tensors(folder: Path) -> Path:
     return safetensors(folder, {"a": claim(), "b": claim(begin=12, end=20)}, bytes(20))
 
 
-@rejected("not fully covered")
+@rejected("not fully covered|MetadataIncompleteBuffer")
 def stowaway_at_the_end(folder: Path) -> Path:
     return safetensors(folder, {"a": claim()}, bytes(16))
 
 
-@rejected("not fully covered")
+@rejected("not fully covered|MetadataIncompleteBuffer")
 def tensors_cut_short(folder: Path) -> Path:
     return safetensors(folder, {"a": claim((2, 1024), 0, 8192)}, bytes(100))
 
 
-@rejected("integer `-8`, expected usize")
+@rejected(f"integer `-8`, expected usize|{INVALID_HEADER}")
 def negative_offset(folder: Path) -> Path:
     return safetensors(folder, {"a": claim(begin=-8, end=0)}, bytes(8))
 
 
-@rejected("expected usize")
+@rejected(f"expected usize|{INVALID_HEADER}")
 def offsets_that_are_texts(folder: Path) -> Path:
     return safetensors(folder, {"a": claim(begin="0", end="8")}, bytes(8))
 
 
-@rejected("invalid offset for tensor")
+@rejected("invalid offset for tensor|InvalidOffset")
 def offsets_backwards(folder: Path) -> Path:
     return safetensors(folder, {"a": claim(begin=8, end=0)}, bytes(8))
 
 
-@rejected("invalid shape, data type, or offset")
+@rejected("invalid shape, data type, or offset|TensorInvalidInfo")
 def shape_larger_than_its_place(folder: Path) -> Path:
     return safetensors(folder, {"a": claim((1000, 1000))}, bytes(8))
 
 
-@rejected("not fully covered")
+@rejected("not fully covered|MetadataIncompleteBuffer")
 def axis_of_a_trillion(folder: Path) -> Path:
     return safetensors(folder, {"a": claim((10**12,), 0, 4 * 10**12)}, bytes(8))
 
 
-@rejected("overflow computing buffer size")
+@rejected("overflow computing buffer size|ValidationOverflow")
 def shape_whose_product_wraps_to_two(folder: Path) -> Path:
     return safetensors(folder, {"a": claim((2**32, 2**32 + 1, 2))}, bytes(8))
 
@@ -295,7 +297,7 @@ def thousand_axes(folder: Path) -> Path:
     return safetensors(folder, {"a": claim((1,) * 1000, 0, 4)}, bytes(4))
 
 
-@rejected("integer `-1`, expected usize")
+@rejected(f"integer `-1`, expected usize|{INVALID_HEADER}")
 def negative_axis(folder: Path) -> Path:
     return safetensors(folder, {"a": claim((-1, -2))}, bytes(8))
 
@@ -305,17 +307,17 @@ def axis_of_nothing(folder: Path) -> Path:
     return safetensors(folder, {"a": claim((0, 768), 0, 0)})
 
 
-@rejected("boolean `true`, expected usize")
+@rejected(f"boolean `true`, expected usize|{INVALID_HEADER}")
 def axis_that_is_true(folder: Path) -> Path:
     return safetensors(folder, {"a": claim((True, 2))}, bytes(8))
 
 
-@rejected("unknown variant `PICKLE`")
+@rejected(f"unknown variant `PICKLE`|{INVALID_HEADER}")
 def elements_of_unknown_type(folder: Path) -> Path:
     return safetensors(folder, {"a": claim(dtype="PICKLE")}, bytes(8))
 
 
-@rejected("expected a string")
+@rejected(f"expected a string|{INVALID_HEADER}")
 def metadata_that_is_no_text(folder: Path) -> Path:
     return safetensors(folder, {"__metadata__": {"a": [1]}, "a": claim()}, bytes(8))
 
@@ -1069,7 +1071,7 @@ def offset_that_is_infinite(folder: Path) -> Path:
     return safetensors(folder, b'{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,Infinity]}}', bytes(8))
 
 
-@rejected("invalid shape, data type, or offset")
+@rejected("invalid shape, data type, or offset|TensorInvalidInfo")
 def elements_of_another_size(folder: Path) -> Path:
     return safetensors(folder, {"a": claim(dtype="F64")}, bytes(8))
 

@@ -327,6 +327,11 @@ def test_timm_hybrids_and_resnets_equal_the_zoo(name: str) -> None:
     assert TIMM.infer_config(shapes_of(file), FileMetadata(file_type="safetensors", config=named)) == config
 
 
+def test_rotary_config_has_no_argument_of_timm_1_0_30() -> None:
+    assert "qk_norm" not in make_model_args(DINO3)
+    assert "qk_norm" in make_model_args(SMALL)
+
+
 def test_unnamed_resnet_has_no_config() -> None:
     for name in ("BiT-R200x3", "BiT-R50x2"):
         with pytest.raises(WeightsError, match="no architecture with this ResNet"):

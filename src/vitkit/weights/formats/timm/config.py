@@ -199,15 +199,15 @@ def make_model_args(config: ViTConfig) -> dict[str, object]:
         "global_pool": _TIMM_POOL[config.pooling],
         "class_token": config.class_tokens > 0,
         "qkv_bias": block.attention.qkv_bias,
-        "qk_norm": block.attention.qk_norm,
         "init_values": block.layer_scale,
         "no_embed_class": config.positions.covers == "patches",
     }
-    if is_rotary:  # timm's own attention of these models has no bias of keys
+    if is_rotary:  # timm's own attention of these models has no bias of keys; its Eva has qk_norm only since 1.0.30
         rotary = {"rope_temperature": config.positions.rotary_base, "attn_type": "rope"}
         aligned = {"swiglu_align_to": 1} if gated else {}
         return args | rotary | aligned | {"use_fc_norm": norm_is_last, "num_reg_tokens": config.tokens.registers}
     args |= {
+        "qk_norm": block.attention.qk_norm,
         "fc_norm": norm_is_last,
         "reg_tokens": config.tokens.registers,
         "pos_embed": "learn" if config.positions.is_additive else "none",

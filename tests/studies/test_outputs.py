@@ -3,6 +3,7 @@
 import itertools
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -77,7 +78,7 @@ def test_rows_of_several_axes_have_a_color_for_each_line() -> None:
     study = find_study("table5")
     axes = draw_figure(study, make_rows(study, lambda model, upstream, dataset: float(upstream) / 2)).axes[0]
     assert len(axes.get_yticklabels()) == 9
-    assert axes.get_legend_handles_labels()[1] == ["upstream 0.1", "upstream 1.0"]
+    assert axes.get_legend_handles_labels()[1] == ["upstream 0.1", "upstream 1.0", "upstream 1.5"]
 
 
 VERDICTS = [
@@ -112,6 +113,17 @@ def test_verdict_follows_the_interval(claim, verdict) -> None:
         assert evaluate_claim(claim, one_seed).verdict == "does not show"
 
 
+def test_condition_leaves_out_rows() -> None:
+    claim = Claim(text="", kind="greater", column="top1", axis="a", labels=("x", "y"), where=("b!=c",))
+    rows = [
+        {"a": label, "b": b, "seed": seed, "top1": value + 0.001 * seed * (label == "x")}
+        for seed in range(3)
+        for label, b, value in (("x", "c", 0.0), ("y", "c", 1.0), ("x", "d", 0.6), ("y", "d", 0.5))
+    ]
+    assert evaluate_claim(claim, rows).verdict == "shows"
+    assert evaluate_claim(replace(claim, where=("b=c",)), rows).verdict == "contradicts"
+
+
 def test_plan_names_runs_minutes_and_hours() -> None:
     result = CliRunner().invoke(command, ["fig9", "--plan", "--quick"], catch_exceptions=False)
     assert re.search(r"class_0.001_seed0 +planned +0\.0\d+ +\d", result.stdout)
@@ -144,7 +156,8 @@ def test_output_directory_is_required_to_run() -> None:
 def test_quick_study_claims_what_it_runs() -> None:
     table8, fig3 = (find_study(name).make_quick() for name in ("table8", "fig3"))
     assert table8.claims[1].labels == ("1-D stem", "2-D stem")
-    assert fig3.data == ("upstream", "cifar10")
+    assert fig3.data == ("upstream", "cifar10", "cifar100"), "a rung is trained on cifar100"
+    assert {claim.where for claim in fig3.claims} == {("model=small ViT",), ("model=large ViT",), ("model=BiT",), ()}
     assert (fig3.settings["schedule.lr"], fig3.rates) == (1e-3, ())
     assert fig3.transfer is not None
     assert (fig3.transfer.settings["schedule.lr"], fig3.transfer.rates) == (0.01, ())

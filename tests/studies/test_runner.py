@@ -1,5 +1,6 @@
 """Studies on digits: results, resume, failures, changed studies and bad input."""
 
+import csv
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -12,9 +13,12 @@ from vitkit.core.signals import StopFlag, StopRequested
 from vitkit.studies import dispatch, worker
 from vitkit.studies.plan import plan_runs
 from vitkit.studies.registry import find_study
-from vitkit.studies.runner import StudyResult, plan_study, run_study
+from vitkit.studies.runner import StudyResult, export_study, plan_study, run_study
 from vitkit.studies.study import Claim, FewShot, Figure, Study
+from vitkit.training import run as run_module
 from vitkit.training.callbacks import Callback
+from vitkit.training.config import RunConfig
+from vitkit.training.run import run_training
 
 TINY = {
     "model.name": "Ti/16",
@@ -167,6 +171,41 @@ def test_changed_study_is_refused(finished) -> None:
         run(out, replace(STUDY, claims=(replace(claim, margin=0.6),)))
 
 
+def test_study_of_an_older_version_is_resumed(tmp_path, small_table) -> None:
+    """Its plan lacks a setting that has been added since."""
+    run(tmp_path / "out", SMALL)
+    file = tmp_path / "out/study.json"
+    plan = json.loads(file.read_text())
+    for each in plan["runs"].values():
+        del each["config"]["data"]["add"]
+    file.write_text(json.dumps(plan))
+    assert stable(run(tmp_path / "out", SMALL)) == small_table
+
+
+def test_run_that_was_trained_by_its_recipe_is_only_measured(tmp_path, small_table, monkeypatch) -> None:
+    out = tmp_path / "out"
+    export_study(SMALL, out=out, data=DATA, settings={})
+    rows = list(csv.DictReader((out / "recipes/runs.csv").open()))
+    assert [row["run"] for row in rows] == ["class_seed0", "mean_seed0"]
+    for row in rows:
+        *_, recipe, option, directory = row["command"].split()
+        assert option == "--out"
+        run_training(RunConfig.from_toml(recipe), directory)
+    monkeypatch.setattr(run_module, "complete_run", lambda _: pytest.fail("a run was trained again"))
+    assert stable(run(out, SMALL)) == small_table
+    assert export_study(SMALL, out=out, data=DATA, settings={}).finished == 2
+
+
+def test_recipe_waits_for_the_learning_rate(tmp_path) -> None:
+    result = export_study(STUDY, out=tmp_path / "out", data=DATA, settings={})
+    assert {file.stem for file in (tmp_path / "out/recipes").glob("*.toml")} == {
+        f"{name}_lr{rate}_seed0" for name in ("class", "mean") for rate in (0.001, 0.01)
+    }
+    assert result.warnings[0].startswith("4 runs without a recipe, such as class_seed0")
+    with pytest.raises(ConfigError, match="fig7 trains nothing"):
+        export_study(find_study("fig7"), out=tmp_path, data={}, settings={})
+
+
 def test_missing_data_is_named_before_anything_starts(tmp_path) -> None:
     def run_with(**data: str) -> None:
         run_study(STUDY, out=tmp_path / "out", data={"upstream": "digits"} | data, settings={})
@@ -263,5 +302,19 @@ def test_fig7_inspects_the_checkpoints_of_a_study(tmp_path, finished) -> None:
     assert [run.name for run in plan_study(study, out=tmp_path, data=data, settings={}, quick=False).runs] == [
         record.name for record in result.runs
     ]
+    assert "Mean attention distance over training" not in page, "two checkpoints show no training"
     with pytest.raises(DataError, match="has no finished runs"):
         run_study(study, out=tmp_path / "fig7", data=data | {"runs": str(tmp_path)}, settings={})
+
+
+def test_fig7_shows_the_distance_over_training(tmp_path) -> None:
+    settings = {"checkpoint.last": 10, "checkpoint.save_every": 1}
+    run_study(SMALL, out=tmp_path / "runs", data=DATA, settings=settings, isolate=False)
+    data = {"upstream": "digits", "runs": str(tmp_path / "runs")}
+    run_study(find_study("fig7"), out=tmp_path / "fig7", data=data, settings={})
+    rows = list(csv.DictReader((tmp_path / "fig7/distances.csv").open()))
+    assert [(row["run"], row["step"], row["layer"]) for row in rows] == [
+        (name, str(step), "1") for name in ("class_seed0", "mean_seed0") for step in (1, 2, 3, 4)
+    ]
+    page = (tmp_path / "fig7/report.html").read_text()
+    assert page.count("<figcaption>Mean attention distance over training") == 2

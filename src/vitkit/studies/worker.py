@@ -27,10 +27,10 @@ from vitkit.data.layouts.registry import open_dataset
 from vitkit.data.verify import read_bad_files
 from vitkit.evaluation.features import LabeledFeatures, compute_features
 from vitkit.evaluation.fewshot import fewshot_splits, score_shots
-from vitkit.studies.duplicates import FILE as DUPLICATES_FILE
+from vitkit.studies.duplicates import duplicates_file
 from vitkit.studies.plan import StudyRun
 from vitkit.studies.records import read_record, result_file, run_path
-from vitkit.studies.study import RUNS, UPSTREAM, FewShot, Study
+from vitkit.studies.study import RUNS, FewShot, Study
 from vitkit.training.callbacks import Callback
 from vitkit.training.config import RunConfig
 from vitkit.training.run import run_training
@@ -102,9 +102,10 @@ def adapt_data(config: RunConfig, out: Path, *, data: Mapping[str, str]) -> RunC
     settings: dict[str, object] = {}
     if config.data.layout == VAL_AS_TEST and not has_only_val(config.data.path):
         settings["data.layout"] = None
-    duplicates = out / DUPLICATES_FILE
-    if config.data.path == data.get(UPSTREAM) and duplicates.exists() and read_bad_files(duplicates):
-        settings["data.exclude"] = str(duplicates)
+    for name, path in data.items():
+        file = duplicates_file(out, name)
+        if config.data.path == path and file.exists() and read_bad_files(file):
+            settings["data.exclude"] = str(file)
     return config.override(settings) if settings else config
 
 

@@ -70,6 +70,13 @@ def test_rung_adds_a_dataset() -> None:
     assert study.pretraining_data == {"upstream": ("cifar100",)}
 
 
+def test_table5_is_another_figure_of_the_runs_of_fig3() -> None:
+    fig3, table5 = find_study("fig3"), find_study("table5")
+    plans = [plan_runs(study, data={}, settings={}, quick=False) for study in (fig3, table5)]
+    assert plans[0] == plans[1]
+    assert (fig3.claims, fig3.measures) == (table5.claims, table5.measures)
+
+
 def test_one_learning_rate_is_chosen_without_tune_by() -> None:
     runs = {run.name: run for run in plan_runs(find_study("table8"), data={}, settings={}, quick=False)}
     rates = ("1-D-stem_lr0.0003_seed0", "1-D-stem_lr0.001_seed0", "1-D-stem_lr0.003_seed0")

@@ -171,6 +171,14 @@ def test_changed_study_is_refused(finished) -> None:
         run(out, replace(STUDY, claims=(replace(claim, margin=0.6),)))
 
 
+def test_another_figure_of_the_same_runs_repeats_nothing(finished, monkeypatch) -> None:
+    out, result = finished
+    monkeypatch.setattr(worker, "execute", lambda *_, **__: pytest.fail("a finished run was repeated"))
+    assert stable(run(out, replace(STUDY, name="other", figure=Figure(column="top1", lines="pooling")))) == stable(
+        result
+    )
+
+
 def test_study_of_an_older_version_is_resumed(tmp_path, small_table) -> None:
     """Its plan lacks a setting that has been added since."""
     run(tmp_path / "out", SMALL)

@@ -214,7 +214,8 @@ def claim_study(
 def check_same_study(out: Path, study: Study, runs: Sequence[StudyRun], *, data: Mapping[str, str]) -> None:
     """Write the plan, or raise ConfigError if the directory holds a study with other runs, measures or claims.
 
-    Settings that do not decide results, such as threads and loader processes, may change.
+    Settings that do not decide results, such as threads and loader processes, may change, and so may the name: two
+    studies can be figures of the same runs.
     """
     from vitkit.training.run_dir import reproducibility_key  # noqa: PLC0415  plans need no torch
 
@@ -234,11 +235,11 @@ def check_same_study(out: Path, study: Study, runs: Sequence[StudyRun], *, data:
         write_text(file, json.dumps(content, indent=1) + "\n")
         return
     try:
-        before = json.loads(file.read_bytes())
-    except ValueError as error:
+        before = dict(json.loads(file.read_bytes()))
+    except (ValueError, TypeError) as error:
         raise TrainingError(f"{file}: damaged", hint="restore the file, or choose another out") from error
     complete_configs(before)
-    if before != content:
+    if before | {"study": study.name} != content:
         raise ConfigError(
             f"{out} holds another study: {describe_change(before, content)}",
             hint="choose another out, or repeat the study, data, --quick and settings to resume",

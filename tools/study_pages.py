@@ -12,6 +12,7 @@ import sys
 import textwrap
 from pathlib import Path
 
+from vitkit.studies.page import format_range
 from vitkit.studies.plan import plan_runs
 from vitkit.studies.registry import NAMES, find_study
 from vitkit.studies.study import Study
@@ -85,7 +86,8 @@ def describe_result(out: Path) -> str:
     result = json.loads((out / "result.json").read_bytes())
     runs = result["runs"]
     finished = sum(run["status"] == "finished" for run in runs)
-    kind = f"**Quick: {describe_length(out)}, which proves nothing.** " if result["quick"] else ""
+    length = f" and {format_range(*result['steps'])} steps a run" if result["steps"] else ""
+    kind = f"**Quick: one seed{length}, which proves nothing.** " if result["quick"] else ""
     hours = sum(json.loads(file.read_bytes())["speed"]["wall_hours"] for file in (out / "results").glob("*.json"))
     kind += f"{hours:.1f} hours on one thread of a busy machine. " if hours else ""
     left = f", about {result['hours_left']:.1f} hours left" if finished < len(runs) else ""
@@ -100,14 +102,6 @@ def describe_result(out: Path) -> str:
 
 ![{result["title"]}]({result["study"]}.svg)
 """
-
-
-def describe_length(out: Path) -> str:
-    """Return the length of the runs of a quick study."""
-    plan = json.loads((out / "study.json").read_bytes())["runs"].values()
-    steps = sorted({run["config"]["schedule"]["steps"] for run in plan})
-    count = f"{steps[0]:,}" if len(steps) == 1 else f"{steps[0]:,} to {steps[-1]:,}"
-    return f"one seed and {count} steps a run"
 
 
 def main() -> None:

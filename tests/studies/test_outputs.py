@@ -68,6 +68,15 @@ def test_figure_is_drawn_without_rows(name) -> None:
     assert draw_figure(find_study(name), []).axes
 
 
+def test_small_differences_look_small_and_one_seed_has_no_bars() -> None:
+    rows = [row for row in make_rows(FIG5, lambda family, budget: 0.5) if row["seed"] == 0]
+    drawing = draw_figure(FIG5, rows)
+    low, high = drawing.axes[0].get_ylim()
+    assert high - low >= 4
+    assert not any(container.has_yerr for container in drawing.axes[0].containers)
+    assert "5-shot accuracy on downstream data, % · 1 seed" in [text.get_text() for text in drawing.texts]
+
+
 def test_rows_show_the_numbers_of_the_paper() -> None:
     study = find_study("table8")
     texts = [text.get_text() for text in draw_figure(study, make_rows(study, lambda _: 0.3)).axes[0].texts]

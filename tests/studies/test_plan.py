@@ -77,6 +77,14 @@ def test_table5_is_another_figure_of_the_runs_of_fig3() -> None:
     assert (fig3.claims, fig3.measures) == (table5.claims, table5.measures)
 
 
+@pytest.mark.parametrize("name", [name for name in NAMES if not find_study(name).inspects])
+def test_sgd_has_no_weight_decay_which_the_optimizer_refuses(name) -> None:
+    study = find_study(name)
+    for scale in (study, study.make_paper_scale()):
+        optimizers = {run.config.optimizer for run in plan_runs(scale, data={}, settings={}, quick=False)}
+        assert all(each.weight_decay == 0 for each in optimizers if each.name == "sgd")
+
+
 def test_one_learning_rate_is_chosen_without_tune_by() -> None:
     runs = {run.name: run for run in plan_runs(find_study("table8"), data={}, settings={}, quick=False)}
     rates = ("1-D-stem_lr0.0003_seed0", "1-D-stem_lr0.001_seed0", "1-D-stem_lr0.003_seed0")

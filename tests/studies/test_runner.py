@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from vitkit.core.errors import ConfigError, DataError
+from vitkit.core.errors import ConfigError, DataError, TrainingError
 from vitkit.core.signals import StopFlag, StopRequested
 from vitkit.studies import dispatch, worker
 from vitkit.studies.plan import plan_runs
@@ -72,6 +72,7 @@ def finished(tmp_path_factory) -> tuple[Path, StudyResult]:
 def test_study_runs_to_the_report(finished) -> None:
     out, result = finished
     assert len(result.table) == 4
+    assert result.steps == (4, 4)
     assert {row["lr"] for row in result.table} <= {1e-3, 1e-2}
     assert result.claims[0].verdict == "shows"
     assert {"table.csv", "result.json", "figure.png", "figure.svg", "figure.pdf", "report.html"} <= {
@@ -79,6 +80,7 @@ def test_study_runs_to_the_report(finished) -> None:
     }
     assert json.loads((out / "result.json").read_text())["claims"][0]["verdict"] == "shows"
     page = (out / "report.html").read_text()
+    assert "4 steps a run, 8 of 8 runs finished" in page
     assert all(f"runs/{record.path.name}/report.html" in page for record in result.runs)
     assert all((record.path / "report.html").exists() for record in result.runs)
 
@@ -149,13 +151,13 @@ def test_failed_run_is_named_and_the_rest_continues(tmp_path, small_table, monke
 
     def fail_class(job, *, callback, stop):
         if job.result_file.stem.startswith("class"):
-            raise DataError("broken")
+            raise DataError("broken", hint="repair it")
         return real(job, callback=callback, stop=stop)
 
     monkeypatch.setattr(worker, "execute", fail_class)
     result = run(tmp_path / "out", SMALL)
     assert [record.name for record in result.runs if record.status == "failed"] == ["class_seed0"]
-    assert "class_seed0 failed: broken" in result.warnings
+    assert "class_seed0 failed: broken: repair it" in result.warnings
     assert stable(result) == small_table[1:]
     monkeypatch.undo()
     assert stable(run(tmp_path / "out", SMALL)) == small_table
@@ -193,7 +195,7 @@ def test_study_of_an_older_version_is_resumed(tmp_path, small_table) -> None:
 def test_run_that_was_trained_by_its_recipe_is_only_measured(tmp_path, small_table, monkeypatch) -> None:
     out = tmp_path / "out"
     export_study(SMALL, out=out, data=DATA, settings={})
-    rows = list(csv.DictReader((out / "recipes/runs.csv").open()))
+    rows = list(csv.DictReader((out / "recipes/runs.csv").read_text().splitlines()))
     assert [row["run"] for row in rows] == ["class_seed0", "mean_seed0"]
     for row in rows:
         *_, recipe, option, directory = row["command"].split()
@@ -212,6 +214,14 @@ def test_recipe_waits_for_the_learning_rate(tmp_path) -> None:
     assert result.warnings[0].startswith("4 runs without a recipe, such as class_seed0")
     with pytest.raises(ConfigError, match="fig7 trains nothing"):
         export_study(find_study("fig7"), out=tmp_path, data={}, settings={})
+
+
+def test_directory_with_other_data_and_a_file_as_directory_are_refused(tmp_path, finished) -> None:
+    with pytest.raises(ConfigError, match=r"its data differ \(downstream=digits, not fractals\)"):
+        run_study(STUDY, out=finished[0], data=DATA | {"downstream": "fractals"}, settings={}, isolate=False)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(TrainingError, match="file is a file"):
+        run(tmp_path / "file")
 
 
 def test_missing_data_is_named_before_anything_starts(tmp_path) -> None:
@@ -320,7 +330,7 @@ def test_fig7_shows_the_distance_over_training(tmp_path) -> None:
     run_study(SMALL, out=tmp_path / "runs", data=DATA, settings=settings, isolate=False)
     data = {"upstream": "digits", "runs": str(tmp_path / "runs")}
     run_study(find_study("fig7"), out=tmp_path / "fig7", data=data, settings={})
-    rows = list(csv.DictReader((tmp_path / "fig7/distances.csv").open()))
+    rows = list(csv.DictReader((tmp_path / "fig7/distances.csv").read_text().splitlines()))
     assert [(row["run"], row["step"], row["layer"]) for row in rows] == [
         (name, str(step), "1") for name in ("class_seed0", "mean_seed0") for step in (1, 2, 3, 4)
     ]

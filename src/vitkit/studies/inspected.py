@@ -19,7 +19,7 @@ from vitkit.inspection.features import filter_components, position_similarity
 from vitkit.model.vit import ViT
 from vitkit.report.figures import Chart, filter_chart, line_figure, position_chart
 from vitkit.studies.records import RunRecord, list_checkpoints
-from vitkit.studies.runner import StudyResult, write_outputs
+from vitkit.studies.runner import StudyResult, create_directory, write_outputs
 from vitkit.studies.study import RUNS, SEED, UPSTREAM, Study
 from vitkit.studies.worker import limit_images
 from vitkit.training.callbacks import Callback
@@ -71,7 +71,7 @@ def inspect_checkpoints(
             ]
     if not inspected:
         raise DataError(f"{data[RUNS]} has no Vision Transformers", hint="inspect a study of ViTs or hybrids")
-    out.mkdir(parents=True, exist_ok=True)
+    create_directory(out)
     with lock_directory(out):
         result = StudyResult(study=study, quick=False, runs=tuple(inspected), rate=1.0)
         write_csv(out / HISTORY_FILE, history, HISTORY_COLUMNS)

@@ -30,12 +30,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
 class StudyResult(Result):
-    """Runs, claims with verdicts, and the table of a study. `rate` is in PFLOPs per hour."""
+    """Runs, claims with verdicts, and the table of a study.
+
+    `rate` is in PFLOPs per hour, `steps` the fewest and the most steps of a run.
+    """
 
     study: Study
     quick: bool
     runs: tuple[RunRecord, ...]
     rate: float
+    steps: tuple[int, int] | None = None
     claims: tuple[ClaimResult, ...] = ()
     table: tuple[Mapping[str, object], ...] = ()
     report_path: Path | None = None
@@ -61,6 +65,7 @@ class StudyResult(Result):
             "study": self.study.name,
             "title": self.study.title,
             "quick": self.quick,
+            "steps": list(self.steps) if self.steps else None,
             "pflops": self.pflops,
             "hours_left": self.hours,
             "claims": [claim.to_dict() for claim in self.claims],
@@ -104,7 +109,14 @@ def summarize_runs(
     """Return the state of the runs; once one is finished, the rate is the measured one."""
     measured, records = measure_rate(runs, out), tuple(record_run(run, out) for run in runs)
     study = study.make_quick() if quick else study
-    return StudyResult(study=study, quick=quick, runs=records, rate=measured * jobs if measured else rate)
+    steps = [run.config.schedule.steps for run in runs if run.config.schedule.steps is not None]
+    return StudyResult(
+        study=study,
+        quick=quick,
+        runs=records,
+        rate=measured * jobs if measured else rate,
+        steps=(min(steps), max(steps)) if steps else None,
+    )
 
 
 def run_study(
@@ -204,11 +216,22 @@ def claim_study(
     from vitkit.studies.duplicates import exclude_duplicates  # noqa: PLC0415  plans need no torch
 
     runs = plan_runs(study, data=data, settings=settings, quick=quick)
-    out.mkdir(parents=True, exist_ok=True)
+    create_directory(out)
     with lock_directory(out):
         check_same_study(out, study, runs, data=data)
         exclude_duplicates(out, data, study.make_quick() if quick else study, callback=callback, stop=stop)
         yield runs
+
+
+def create_directory(out: Path) -> None:
+    """Create the directory of a study, if it does not exist."""
+    hint = "choose another out (--out)"
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except FileExistsError as error:
+        raise TrainingError(f"{out} is a file", expected="a directory", hint=hint) from error
+    except OSError as error:
+        raise TrainingError(f"{out}: {error.strerror}", hint=hint) from error
 
 
 def check_same_study(out: Path, study: Study, runs: Sequence[StudyRun], *, data: Mapping[str, str]) -> None:
@@ -269,7 +292,9 @@ def describe_change(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
         return f"{len(changed)} of its runs differ, such as {name}{detail}"
     if before.get("claims") != now["claims"]:
         return "its claims differ, which are written before the first run"
-    return "its data or measures differ"
+    if before.get("data") != now["data"]:
+        return f"its data differ ({describe_difference(before.get('data', {}), now['data'])})"
+    return "its measures differ"
 
 
 def describe_difference(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
@@ -300,7 +325,8 @@ def write_outputs(
     study = planned.study
     warnings = [f"{record.name} failed: {record.error}" for record in planned.runs if record.status == "failed"]
     if (planned.quick or study.seeds < 2) and not study.inspects:
-        warnings.append(ONE_SEED)
+        remedy = "run the study without --quick" if planned.quick else "give the study more"
+        warnings.append(f"{ONE_SEED}: {remedy}")
     rows = study.spread_base(table)
     result = replace(
         planned,

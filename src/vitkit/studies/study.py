@@ -23,7 +23,7 @@ LABEL_COUNTS = {"shrinks": (2, 2), "best_differs": (2, 2), "rises": (1, None)}
 """Fewest and most labels of a claim; other kinds have two or more."""
 UPSTREAM, DOWNSTREAM, RUNS = "upstream", "downstream", "runs"
 """Names of data; `runs` is the directory of another study."""
-ONE_SEED = "one seed proves nothing: run the study without --quick"
+ONE_SEED = "one seed proves nothing"
 
 
 @dataclass(frozen=True, kw_only=True)

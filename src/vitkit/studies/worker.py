@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from vitkit.core.config import from_mapping, to_mapping
-from vitkit.core.errors import DataError, TrainingError, VitkitError, did_you_mean, summarize
+from vitkit.core.errors import DataError, TrainingError, VitkitError, did_you_mean
 from vitkit.core.files import write_text
 from vitkit.core.signals import EXIT_INTERRUPTED, StopFlag, catch_stop_signals
 from vitkit.data.dataset import ImageSource, subsample
@@ -29,7 +29,7 @@ from vitkit.evaluation.features import LabeledFeatures, compute_features
 from vitkit.evaluation.fewshot import fewshot_splits, score_shots
 from vitkit.studies.duplicates import duplicates_file
 from vitkit.studies.plan import StudyRun
-from vitkit.studies.records import read_record, result_file, run_path
+from vitkit.studies.records import explain_failure, read_record, result_file, run_path
 from vitkit.studies.study import RUNS, FewShot, Study
 from vitkit.training.callbacks import Callback
 from vitkit.training.config import RunConfig
@@ -233,14 +233,14 @@ def main() -> int:
         try:
             return 0 if execute(job, callback=Callback(), stop=stop) else EXIT_INTERRUPTED
         except MemoryError:
-            error: Exception = TrainingError("out of memory", hint="lower schedule.batch_size or --jobs")
+            error: VitkitError = TrainingError("out of memory", hint="lower schedule.batch_size or --jobs")
         except VitkitError as raised:
             error = raised
         except RuntimeError as raised:  # torch's allocator raises no MemoryError
             if "memory" not in str(raised):
                 raise
             error = TrainingError("out of memory", hint="lower schedule.batch_size or --jobs")
-    sys.stderr.write(summarize(error) + "\n")
+    sys.stderr.write(explain_failure(error) + "\n")
     return 1
 
 

@@ -9,11 +9,14 @@ is written by hand and kept, and so is the result of studies that are not given.
 import json
 import shutil
 import sys
+import textwrap
 from pathlib import Path
-from typing import Any
 
+from vitkit.studies.page import format_range
+from vitkit.studies.plan import plan_runs
 from vitkit.studies.registry import NAMES, find_study
 from vitkit.studies.study import Study
+from vitkit.zoo.cost import EXA
 
 PAGES = Path(__file__).resolve().parents[1] / "docs" / "studies"
 STATE, SURPRISES = "## Result\n", "## Surprises\n"
@@ -30,7 +33,7 @@ def write_page(study: Study, result: Path | None) -> None:
     _, _, state = before.removesuffix(SURPRISES + surprises).partition(STATE)
     state = state.strip() or NOT_RUN.strip()
     if result is not None:
-        state = describe_result(json.loads((result / "result.json").read_bytes()))
+        state = describe_result(result)
         shutil.copyfile(result / "figure.svg", PAGES / f"{study.name}.svg")
     parts = [describe_study(study), f"{STATE}\n{state.strip()}\n"]
     if surprises.strip():
@@ -46,6 +49,7 @@ def describe_study(study: Study) -> str:
         "Nothing is trained." if study.inspects else f"{study.seeds} seeds; `--quick` has one, which proves nothing."
     )
     notes = f" {study.notes}" if study.notes else ""
+    scale = describe_paper_scale(study)
     return f"""# {study.title} ({study.name})
 
 {study.paper} of the paper.{notes}
@@ -55,7 +59,7 @@ vitkit study {study.name} --plan
 vitkit study {study.name} --out runs/{study.name} {paths}
 ```
 
-Designed for {study.hours} hours on two cores. {seeds}
+Designed for {study.hours} hours on two cores. {seeds}{scale}
 
 | claim, written before the first run | expected |
 |---|---|
@@ -63,11 +67,29 @@ Designed for {study.hours} hours on two cores. {seeds}
 """
 
 
-def describe_result(result: dict[str, Any]) -> str:
-    """Return the state, the verdicts and the figure of a study."""
+def describe_paper_scale(study: Study) -> str:
+    """Return a sentence about the study with the paper's models, data and steps."""
+    if study.at_paper_scale is None:
+        return ""
+    runs = plan_runs(study.at_paper_scale, data={}, settings={}, quick=False)
+    total = sum(run.flops for run in runs) / EXA
+    notes = f" {study.at_paper_scale.notes}" if study.at_paper_scale.notes != study.notes else ""
+    text = (
+        f"With `--paper-scale` the study has {len(runs)} runs of the paper's models, {total:,.0f} exaFLOPs in total."
+        f"{notes}"
+    )
+    return "\n" + "\n".join(textwrap.wrap(text, 120))
+
+
+def describe_result(out: Path) -> str:
+    """Return the state, the verdicts and the figure of a study in a directory."""
+    result = json.loads((out / "result.json").read_bytes())
     runs = result["runs"]
     finished = sum(run["status"] == "finished" for run in runs)
-    kind = "Quick: one seed and a tenth of the steps, which proves nothing. " if result["quick"] else ""
+    length = f" and {format_range(*result['steps'])} steps a run" if result["steps"] else ""
+    kind = f"**Quick: one seed{length}, which proves nothing.** " if result["quick"] else ""
+    hours = sum(json.loads(file.read_bytes())["speed"]["wall_hours"] for file in (out / "results").glob("*.json"))
+    kind += f"{hours:.1f} hours on one thread of a busy machine. " if hours else ""
     left = f", about {result['hours_left']:.1f} hours left" if finished < len(runs) else ""
     verdicts = "\n".join(
         f"| {claim['text']} | **{claim['verdict']}** | {claim['detail']} |" for claim in result["claims"]

@@ -6,6 +6,7 @@ import random
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 from soak.faults import Finding
@@ -47,6 +48,7 @@ margin = 0.5
 """
 MACHINE = ("images_per_second", "hours")
 """Columns that depend on the machine."""
+TIMEOUT = 3600
 
 
 def start(folder: Path, out: Path) -> "subprocess.Popen[bytes]":
@@ -66,15 +68,20 @@ def read_table(out: Path) -> list[dict[str, object]]:
 
 
 def kills(folder: Path, *, count: int) -> Finding:
-    """Kill the driver or a run `count` times; the final table must equal that of an undisturbed study."""
+    """Kill the driver or a run `count` times; the final table must equal that of an undisturbed study.
+
+    Moments are drawn from a third of the time that the undisturbed study takes, so that they fall into all of it.
+    """
     result = Finding("studies that are killed", {"driver killed": 0, "run killed": 0})
     folder.mkdir(parents=True, exist_ok=True)
     reference, out, chance = folder / "reference", folder / "killed", random.Random(0)
-    result.expect(start(folder, reference).wait(600) == 0, "the undisturbed study failed")
+    began = time.monotonic()
+    result.expect(start(folder, reference).wait(TIMEOUT) == 0, "the undisturbed study failed")
+    longest = (time.monotonic() - began) / 3
     while sum(int(str(each)) for each in result.figures.values()) < count:
         driver = start(folder, out)
         try:
-            driver.wait(chance.uniform(1.0, 12.0))
+            driver.wait(chance.uniform(0.0, longest))
         except subprocess.TimeoutExpired:
             runs = children(driver.pid)
             victim = chance.choice(["driver", "run"]) if runs else "driver"
@@ -83,11 +90,11 @@ def kills(folder: Path, *, count: int) -> Finding:
             if victim == "driver":
                 driver.wait(60)
                 continue
-        code = driver.wait(600)
+        code = driver.wait(TIMEOUT)
         result.expect(code in (0, 1), f"the study ended with code {code}")  # 1: a run was killed
         if len(read_table(out)) == len(read_table(reference)):  # finished before the last kill: once more
             result.expect(read_table(out) == read_table(reference), f"the table of {out.name} differs")
             out = folder / f"killed{len(list(folder.glob('killed*')))}"
-    result.expect(start(folder, out).wait(600) == 0, "the resumed study failed")
+    result.expect(start(folder, out).wait(TIMEOUT) == 0, "the resumed study failed")
     result.expect(read_table(out) == read_table(reference), "the table differs from that of the undisturbed study")
     return result

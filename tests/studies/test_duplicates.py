@@ -1,6 +1,8 @@
 """Copies of test images among the pre-training images."""
 
 import os
+import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +18,7 @@ from vitkit.studies.registry import find_study
 from vitkit.studies.worker import adapt_data
 from vitkit.training.callbacks import Callback
 from vitkit.training.config import DataConfig
-from vitkit.training.data import split_dataset
+from vitkit.training.data import open_config_dataset, split_dataset
 
 
 def write_images(path: Path, generator: np.random.Generator, count: int) -> list[Path]:
@@ -41,7 +43,7 @@ def test_copies_of_test_images_are_left_out(tmp_path, monkeypatch) -> None:
 
     def exclude(out: Path) -> list[tuple[str, str]]:
         out.mkdir(exist_ok=True)
-        bad = exclude_duplicates(out, data, list(data), callback=Callback(), stop=StopFlag())
+        bad = exclude_duplicates(out, data, find_study("table8"), callback=Callback(), stop=StopFlag())
         return [(file.name, file.reason) for file in bad]
 
     expected = [("train/a/7.png", "copy of test/a/1.png of downstream")]
@@ -67,3 +69,27 @@ def test_copies_of_test_images_are_left_out(tmp_path, monkeypatch) -> None:
         DataConfig(exclude=config.exclude, val_fraction=0.0), open_dataset(data["upstream"]), []
     ).train
     assert len(train) == len(upstream) - 1
+
+
+def test_copies_in_an_added_dataset_are_left_out(tmp_path, monkeypatch) -> None:
+    """Also copies of its own test images."""
+    monkeypatch.setenv("VITKIT_CACHE", str(tmp_path / "cache"))
+    generator = np.random.default_rng(0)
+    names = ("upstream", "cifar10", "cifar100", "pets")
+    files = {
+        (name, split): write_images(tmp_path / name / split, generator, 5)
+        for name in names
+        for split in ("train", "test")
+    }
+    shutil.copyfile(files["cifar100", "test"][2], files["cifar100", "train"][7])
+    shutil.copyfile(files["pets", "test"][0], files["upstream", "train"][1])
+    data = {name: str(tmp_path / name) for name in names}
+    bad = exclude_duplicates(tmp_path, data, find_study("fig3"), callback=Callback(), stop=StopFlag())
+    assert [(file.name, file.reason) for file in bad] == [
+        ("+1/train/b/2.png", "copy of test/a/2.png of cifar100"),
+        ("train/a/1.png", "copy of test/a/0.png of pets"),
+    ]
+    runs = {run.name: run for run in plan_runs(find_study("fig3"), data=data, settings={}, quick=True)}
+    for name, images in (("small-ViT_1.0_seed0", 9), ("small-ViT_1.5_seed0", 18)):
+        config = replace(adapt_data(runs[name].config, tmp_path, data=data).data, val_fraction=0.0)
+        assert len(split_dataset(config, open_config_dataset(config), []).train) == images

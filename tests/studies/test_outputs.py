@@ -3,6 +3,7 @@
 import itertools
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +68,15 @@ def test_figure_is_drawn_without_rows(name) -> None:
     assert draw_figure(find_study(name), []).axes
 
 
+def test_small_differences_look_small_and_one_seed_has_no_bars() -> None:
+    rows = [row for row in make_rows(FIG5, lambda family, budget: 0.5) if row["seed"] == 0]
+    drawing = draw_figure(FIG5, rows)
+    low, high = drawing.axes[0].get_ylim()
+    assert high - low >= 4
+    assert not any(container.has_yerr for container in drawing.axes[0].containers)
+    assert "5-shot accuracy on downstream data, % · 1 seed" in [text.get_text() for text in drawing.texts]
+
+
 def test_rows_show_the_numbers_of_the_paper() -> None:
     study = find_study("table8")
     texts = [text.get_text() for text in draw_figure(study, make_rows(study, lambda _: 0.3)).axes[0].texts]
@@ -77,7 +87,7 @@ def test_rows_of_several_axes_have_a_color_for_each_line() -> None:
     study = find_study("table5")
     axes = draw_figure(study, make_rows(study, lambda model, upstream, dataset: float(upstream) / 2)).axes[0]
     assert len(axes.get_yticklabels()) == 9
-    assert axes.get_legend_handles_labels()[1] == ["upstream 0.1", "upstream 1.0"]
+    assert axes.get_legend_handles_labels()[1] == ["upstream 0.1", "upstream 1.0", "upstream 1.5"]
 
 
 VERDICTS = [
@@ -112,6 +122,17 @@ def test_verdict_follows_the_interval(claim, verdict) -> None:
         assert evaluate_claim(claim, one_seed).verdict == "does not show"
 
 
+def test_condition_leaves_out_rows() -> None:
+    claim = Claim(text="", kind="greater", column="top1", axis="a", labels=("x", "y"), where=("b!=c",))
+    rows = [
+        {"a": label, "b": b, "seed": seed, "top1": value + 0.001 * seed * (label == "x")}
+        for seed in range(3)
+        for label, b, value in (("x", "c", 0.0), ("y", "c", 1.0), ("x", "d", 0.6), ("y", "d", 0.5))
+    ]
+    assert evaluate_claim(claim, rows).verdict == "shows"
+    assert evaluate_claim(replace(claim, where=("b=c",)), rows).verdict == "contradicts"
+
+
 def test_plan_names_runs_minutes_and_hours() -> None:
     result = CliRunner().invoke(command, ["fig9", "--plan", "--quick"], catch_exceptions=False)
     assert re.search(r"class_0.001_seed0 +planned +0\.0\d+ +\d", result.stdout)
@@ -144,7 +165,8 @@ def test_output_directory_is_required_to_run() -> None:
 def test_quick_study_claims_what_it_runs() -> None:
     table8, fig3 = (find_study(name).make_quick() for name in ("table8", "fig3"))
     assert table8.claims[1].labels == ("1-D stem", "2-D stem")
-    assert fig3.data == ("upstream", "cifar10")
+    assert fig3.data == ("upstream", "cifar10", "cifar100"), "a rung is trained on cifar100"
+    assert {claim.where for claim in fig3.claims} == {("model=small ViT",), ("model=large ViT",), ("model=BiT",), ()}
     assert (fig3.settings["schedule.lr"], fig3.rates) == (1e-3, ())
     assert fig3.transfer is not None
     assert (fig3.transfer.settings["schedule.lr"], fig3.transfer.rates) == (0.01, ())

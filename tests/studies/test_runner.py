@@ -1,5 +1,6 @@
 """Studies on digits: results, resume, failures, changed studies and bad input."""
 
+import csv
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -7,14 +8,17 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from vitkit.core.errors import ConfigError, DataError
+from vitkit.core.errors import ConfigError, DataError, TrainingError
 from vitkit.core.signals import StopFlag, StopRequested
 from vitkit.studies import dispatch, worker
 from vitkit.studies.plan import plan_runs
 from vitkit.studies.registry import find_study
-from vitkit.studies.runner import StudyResult, plan_study, run_study
+from vitkit.studies.runner import StudyResult, export_study, plan_study, run_study
 from vitkit.studies.study import Claim, FewShot, Figure, Study
+from vitkit.training import run as run_module
 from vitkit.training.callbacks import Callback
+from vitkit.training.config import RunConfig
+from vitkit.training.run import run_training
 
 TINY = {
     "model.name": "Ti/16",
@@ -68,6 +72,7 @@ def finished(tmp_path_factory) -> tuple[Path, StudyResult]:
 def test_study_runs_to_the_report(finished) -> None:
     out, result = finished
     assert len(result.table) == 4
+    assert result.steps == (4, 4)
     assert {row["lr"] for row in result.table} <= {1e-3, 1e-2}
     assert result.claims[0].verdict == "shows"
     assert {"table.csv", "result.json", "figure.png", "figure.svg", "figure.pdf", "report.html"} <= {
@@ -75,6 +80,7 @@ def test_study_runs_to_the_report(finished) -> None:
     }
     assert json.loads((out / "result.json").read_text())["claims"][0]["verdict"] == "shows"
     page = (out / "report.html").read_text()
+    assert "4 steps a run, 8 of 8 runs finished" in page
     assert all(f"runs/{record.path.name}/report.html" in page for record in result.runs)
     assert all((record.path / "report.html").exists() for record in result.runs)
 
@@ -145,13 +151,13 @@ def test_failed_run_is_named_and_the_rest_continues(tmp_path, small_table, monke
 
     def fail_class(job, *, callback, stop):
         if job.result_file.stem.startswith("class"):
-            raise DataError("broken")
+            raise DataError("broken", hint="repair it")
         return real(job, callback=callback, stop=stop)
 
     monkeypatch.setattr(worker, "execute", fail_class)
     result = run(tmp_path / "out", SMALL)
     assert [record.name for record in result.runs if record.status == "failed"] == ["class_seed0"]
-    assert "class_seed0 failed: broken" in result.warnings
+    assert "class_seed0 failed: broken: repair it" in result.warnings
     assert stable(result) == small_table[1:]
     monkeypatch.undo()
     assert stable(run(tmp_path / "out", SMALL)) == small_table
@@ -165,6 +171,57 @@ def test_changed_study_is_refused(finished) -> None:
     [claim] = STUDY.claims
     with pytest.raises(ConfigError, match="its claims differ"):
         run(out, replace(STUDY, claims=(replace(claim, margin=0.6),)))
+
+
+def test_another_figure_of_the_same_runs_repeats_nothing(finished, monkeypatch) -> None:
+    out, result = finished
+    monkeypatch.setattr(worker, "execute", lambda *_, **__: pytest.fail("a finished run was repeated"))
+    assert stable(run(out, replace(STUDY, name="other", figure=Figure(column="top1", lines="pooling")))) == stable(
+        result
+    )
+
+
+def test_study_of_an_older_version_is_resumed(tmp_path, small_table) -> None:
+    """Its plan lacks a setting that has been added since."""
+    run(tmp_path / "out", SMALL)
+    file = tmp_path / "out/study.json"
+    plan = json.loads(file.read_text())
+    for each in plan["runs"].values():
+        del each["config"]["data"]["add"]
+    file.write_text(json.dumps(plan))
+    assert stable(run(tmp_path / "out", SMALL)) == small_table
+
+
+def test_run_that_was_trained_by_its_recipe_is_only_measured(tmp_path, small_table, monkeypatch) -> None:
+    out = tmp_path / "out"
+    export_study(SMALL, out=out, data=DATA, settings={})
+    rows = list(csv.DictReader((out / "recipes/runs.csv").read_text().splitlines()))
+    assert [row["run"] for row in rows] == ["class_seed0", "mean_seed0"]
+    for row in rows:
+        *_, recipe, option, directory = row["command"].split()
+        assert option == "--out"
+        run_training(RunConfig.from_toml(recipe), directory)
+    monkeypatch.setattr(run_module, "complete_run", lambda _: pytest.fail("a run was trained again"))
+    assert stable(run(out, SMALL)) == small_table
+    assert export_study(SMALL, out=out, data=DATA, settings={}).finished == 2
+
+
+def test_recipe_waits_for_the_learning_rate(tmp_path) -> None:
+    result = export_study(STUDY, out=tmp_path / "out", data=DATA, settings={})
+    assert {file.stem for file in (tmp_path / "out/recipes").glob("*.toml")} == {
+        f"{name}_lr{rate}_seed0" for name in ("class", "mean") for rate in (0.001, 0.01)
+    }
+    assert result.warnings[0].startswith("4 runs without a recipe, such as class_seed0")
+    with pytest.raises(ConfigError, match="fig7 trains nothing"):
+        export_study(find_study("fig7"), out=tmp_path, data={}, settings={})
+
+
+def test_directory_with_other_data_and_a_file_as_directory_are_refused(tmp_path, finished) -> None:
+    with pytest.raises(ConfigError, match=r"its data differ \(downstream=digits, not fractals\)"):
+        run_study(STUDY, out=finished[0], data=DATA | {"downstream": "fractals"}, settings={}, isolate=False)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(TrainingError, match="file is a file"):
+        run(tmp_path / "file")
 
 
 def test_missing_data_is_named_before_anything_starts(tmp_path) -> None:
@@ -263,5 +320,19 @@ def test_fig7_inspects_the_checkpoints_of_a_study(tmp_path, finished) -> None:
     assert [run.name for run in plan_study(study, out=tmp_path, data=data, settings={}, quick=False).runs] == [
         record.name for record in result.runs
     ]
+    assert "Mean attention distance over training" not in page, "two checkpoints show no training"
     with pytest.raises(DataError, match="has no finished runs"):
         run_study(study, out=tmp_path / "fig7", data=data | {"runs": str(tmp_path)}, settings={})
+
+
+def test_fig7_shows_the_distance_over_training(tmp_path) -> None:
+    settings = {"checkpoint.last": 10, "checkpoint.save_every": 1}
+    run_study(SMALL, out=tmp_path / "runs", data=DATA, settings=settings, isolate=False)
+    data = {"upstream": "digits", "runs": str(tmp_path / "runs")}
+    run_study(find_study("fig7"), out=tmp_path / "fig7", data=data, settings={})
+    rows = list(csv.DictReader((tmp_path / "fig7/distances.csv").read_text().splitlines()))
+    assert [(row["run"], row["step"], row["layer"]) for row in rows] == [
+        (name, str(step), "1") for name in ("class_seed0", "mean_seed0") for step in (1, 2, 3, 4)
+    ]
+    page = (tmp_path / "fig7/report.html").read_text()
+    assert page.count("<figcaption>Mean attention distance over training") == 2

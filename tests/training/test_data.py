@@ -12,9 +12,10 @@ from PIL import Image
 from vitkit.core.errors import DataError
 from vitkit.core.signals import StopFlag, StopRequested
 from vitkit.data.dataset import fingerprint_source
+from vitkit.data.layouts.registry import open_dataset
 from vitkit.training.callbacks import Callback
 from vitkit.training.config import DataConfig, RunConfig
-from vitkit.training.data import RunData, open_run_data
+from vitkit.training.data import RunData, apply_run_splits, open_run_data
 from vitkit.training.distributed import Ranks
 from vitkit.training.run_dir import RunContext, RunDir
 
@@ -203,3 +204,15 @@ def test_unlabeled_images_are_rejected_with_a_hint(tmp_path, run_dir) -> None:
     with pytest.raises(DataError) as caught:
         open_data(tmp_path / "set", run_dir)
     assert caught.value.hint
+
+
+def test_added_dataset_is_trained_on_and_divided_like_the_first(run_dir) -> None:
+    """Evaluation of the run's own data uses the same held-out images."""
+    config = RunConfig().override({"data.path": "digits", "data.add": ["digits"], "data.channels": 1})
+    run_dir.claim(config)
+    ranks = Ranks(device=torch.device("cpu"))
+    data = open_run_data(RunContext(config=config, run_dir=run_dir, ranks=ranks, workers=0))
+    held_out = apply_run_splits(run_dir, open_dataset("digits")).splits["val"]
+    assert data.val is not None
+    assert len(data.train) + len(data.val) == 2 * len(open_dataset("digits").splits["train"])
+    assert names(held_out) == names(data.val)

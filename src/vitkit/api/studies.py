@@ -32,7 +32,9 @@ def study(  # noqa: PLR0913  the options of `vitkit study`
     data: Mapping[str, Path] | None = None,
     quick: bool = False,
     large: bool = False,
+    paper_scale: bool = False,
     plan: bool = False,
+    recipes: bool = False,
     jobs: int = 1,
     settings: Settings | None = None,
     device: "str | torch.device" = "auto",
@@ -50,7 +52,9 @@ def study(  # noqa: PLR0913  the options of `vitkit study`
         data: Paths of the datasets by the names that the study gives them, such as upstream and downstream.
         quick: One seed, a tenth of the steps, one learning rate and fewer labels.
         large: Add the runs of the study's large form, if it has one.
+        paper_scale: The paper's models, data sizes and steps, for a cluster.
         plan: Return the runs and their cost, and start nothing.
+        recipes: Write each run as a recipe to OUT/recipes, and start nothing. What a cluster trained is only measured.
         jobs: Runs at the same time.
         settings: Settings of every run; `data.upstream` and such are paths as in `data`.
         device: Such as "cpu" or "cuda"; "auto" is the best that there is.
@@ -60,16 +64,18 @@ def study(  # noqa: PLR0913  the options of `vitkit study`
     >>> import vitkit
     >>> planned = vitkit.study("table8", plan=True)
     >>> len(planned.runs), planned.runs[0].status
-    (40, 'planned')
+    (43, 'planned')
     """
     check_positive("jobs", jobs)
-    if quick and large:
-        raise ConfigError("quick and large exclude each other", hint="leave out one of them")
+    sizes = {"quick": quick, "large": large, "paper_scale": paper_scale}
+    chosen_sizes = [each for each, is_set in sizes.items() if is_set]
+    if len(chosen_sizes) > 1:
+        raise ConfigError(f"{' and '.join(chosen_sizes)} exclude each other", hint="leave out one of them")
     from vitkit.studies.registry import find_study
-    from vitkit.studies.runner import plan_study, run_study
+    from vitkit.studies.runner import export_study, plan_study, run_study
 
     chosen = find_study(os.fspath(name))
-    chosen = chosen.make_large() if large else chosen
+    chosen = chosen.make_large() if large else chosen.make_paper_scale() if paper_scale else chosen
     paths, values = split_data(data or {}, settings or {})
     extra = {"device": None if str(device) == "auto" else str(device), "workers": workers}
     values = {key: value for key, value in extra.items() if value is not None} | values
@@ -78,6 +84,10 @@ def study(  # noqa: PLR0913  the options of `vitkit study`
         return plan_study(chosen, out=path, data=paths, settings=values, quick=quick)
     with training_session((), progress=progress) as (_, callback, stop):
         try:
+            if recipes:
+                return export_study(
+                    chosen, out=path, data=paths, settings=values, quick=quick, callback=callback, stop=stop
+                )
             return run_study(
                 chosen, out=path, data=paths, settings=values, quick=quick, jobs=jobs, callback=callback, stop=stop
             )

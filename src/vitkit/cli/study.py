@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 @click.option("--out", type=click.Path(path_type=Path), help="Output directory. An interrupted study is resumed.")
 @click.option("--quick", is_flag=True, help="One seed, a tenth of the steps, one learning rate, fewer labels.")
 @click.option("--large", is_flag=True, help="Add the runs of the study's large form: a fourth budget of fig5.")
+@click.option("--paper-scale", is_flag=True, help="The paper's models, data sizes and steps, for a cluster.")
+@click.option("--recipes", is_flag=True, help="Write each run as a recipe to OUT/recipes, and start nothing.")
 @click.option("--plan", is_flag=True, help="Print the runs and their cost, and start nothing.")
 @click.option("--jobs", type=click.IntRange(min=1), default=1, show_default=True, help="Runs at the same time.")
 @click.option("--json", "as_json", is_flag=True, help="Print the list, the plan or the result as JSON.")
@@ -34,6 +36,7 @@ def command(
     vitkit study
     vitkit study table8 --plan
     vitkit study table8 --out runs/table8 --quick data.upstream=tiny-imagenet-200 data.downstream=cifar10
+    vitkit study fig4 --out runs/fig4 --paper-scale --recipes data.upstream=JFT-300M data.downstream=imagenet
     vitkit study mine.toml --out runs/mine data.upstream=photos
     """
     import vitkit
@@ -57,6 +60,11 @@ def command(
         print_table(("run", "status", "PFLOPs", "minutes"), rows, left=(0, 1))
         time_left = format_hours(result.hours)
         click.echo(f"{len(rows)} runs, {result.pflops:.2f} PFLOPs, about {time_left} left on this machine")
+    elif options["recipes"]:
+        print_warnings(result.warnings)
+        assert out is not None
+        count = len(list((out / "recipes").glob("*.toml")))
+        click.echo(f"{count} recipes in {safe_text(str(out / 'recipes'))}; their commands are in runs.csv")
     else:
         print_study(result)
     if not plan and any(run.status == "failed" for run in result.runs):

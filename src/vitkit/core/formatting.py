@@ -112,10 +112,10 @@ def format_duration(seconds: int | float | None) -> str:
 def format_hours(hours: int | float) -> str:
     """Format an estimated duration in hours, or in minutes if it is short.
 
-    >>> format_hours(2.34), format_hours(0.2)
-    ('2.3 hours', '12 minutes')
+    >>> format_hours(2.34), format_hours(0.2), format_hours(0.01)
+    ('2.3 hours', '12 minutes', '1 minute')
     """
-    return f"{hours:.1f} hours" if hours >= 1 else f"{60 * hours:.0f} minutes"
+    return f"{hours:,.1f} hours" if hours >= 1 else format_plural(round(60 * hours), "minute")
 
 
 def format_clock(seconds: int | float) -> str:

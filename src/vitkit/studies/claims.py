@@ -52,8 +52,7 @@ def evaluate_claim(claim: Claim, rows: Sequence[Row]) -> ClaimResult:
     selected = [
         row
         for row in rows
-        if all(str(row.get(axis)) == label for axis, label in conditions.items())
-        and isinstance(row.get(claim.column), int | float)
+        if all(condition.holds(row) for condition in conditions) and isinstance(row.get(claim.column), int | float)
     ]
     parts = _TESTS[claim.kind](claim, selected)
     if not parts:

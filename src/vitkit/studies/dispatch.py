@@ -10,12 +10,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from vitkit.core.environment import usable_cores
-from vitkit.core.errors import VitkitError, summarize
+from vitkit.core.errors import VitkitError
 from vitkit.core.files import write_text
 from vitkit.core.formatting import format_clock
 from vitkit.core.signals import StopFlag
 from vitkit.studies.plan import StudyRun
-from vitkit.studies.records import failure_file, read_record, write_failure
+from vitkit.studies.records import explain_failure, failure_file, read_record, write_failure
 from vitkit.training.callbacks import Callback
 
 REPORT_SECONDS = 60
@@ -93,7 +93,7 @@ class Dispatcher:
         try:
             execute(job, callback=Callback(), stop=self.stop)
         except VitkitError as error:
-            return summarize(error)
+            return explain_failure(error)
         return None
 
     def execute_process(self, name: str, job: str) -> str | None:

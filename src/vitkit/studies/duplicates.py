@@ -16,11 +16,12 @@ from vitkit.core.errors import ConfigError, DataError, summarize
 from vitkit.core.signals import StopFlag
 from vitkit.data.dataset import ImageSource, fingerprint_source
 from vitkit.data.image_cache import stamp_images
+from vitkit.data.joined import join_sources
 from vitkit.data.layouts.registry import open_dataset
 from vitkit.data.verify import BadFile, read_bad_files, skip_unreadable, write_bad_files
 from vitkit.data_quality.near_duplicates import ImageDescriptors, find_near_duplicates, make_thumbnails
 from vitkit.evaluation.fewshot import fewshot_splits
-from vitkit.studies.study import UPSTREAM
+from vitkit.studies.study import UPSTREAM, Study
 from vitkit.training.callbacks import Callback
 
 logger = logging.getLogger(__name__)
@@ -30,32 +31,47 @@ SEARCH_VERSION = 1
 """Version of the search, to be increased if it finds other images."""
 
 
+def duplicates_file(out: Path, name: str) -> Path:
+    """Return the file with the images of a pre-training dataset that are left out."""
+    return out / (FILE if name == UPSTREAM else f"duplicates-{name}.csv")
+
+
 def exclude_duplicates(
-    out: Path, data: Mapping[str, str], names: Sequence[str], *, callback: Callback, stop: StopFlag
+    out: Path, data: Mapping[str, str], study: Study, *, callback: Callback, stop: StopFlag
 ) -> list[BadFile]:
-    """Return the images of `upstream` that are near-duplicates of test images of the others; search once per study."""
-    file = out / FILE
-    if not file.exists():
-        others = [name for name in names if name != UPSTREAM and data[name] != data[UPSTREAM]]
-        bad = find_duplicates(data, others, callback=callback, stop=stop) if UPSTREAM in names and others else []
-        write_bad_files(file, bad)
-        if bad:
-            callback.on_warning(f"{len(bad)} images of {UPSTREAM} are copies of test images and left out; see {FILE}")
-    return read_bad_files(file)
+    """Return the pre-training images that are near-duplicates of test images of the others; search once per study."""
+    excluded, pretraining = list[BadFile](), study.pretraining_data
+    for name, added in pretraining.items():
+        file = duplicates_file(out, name)
+        if not file.exists():
+            others = [other for other in study.data if other not in pretraining and data[other] != data[name]]
+            bad = find_duplicates(data, (name, *added), others, callback=callback, stop=stop) if others else []
+            write_bad_files(file, bad)
+            if bad:
+                callback.on_warning(
+                    f"{len(bad)} images of {' and '.join((name, *added))} are copies of test images and left out; "
+                    f"see {file.name}"
+                )
+        excluded += read_bad_files(file)
+    return excluded
 
 
 def find_duplicates(
-    data: Mapping[str, str], others: Sequence[str], *, callback: Callback, stop: StopFlag
+    data: Mapping[str, str], pretraining: Sequence[str], others: Sequence[str], *, callback: Callback, stop: StopFlag
 ) -> list[BadFile]:
     """Return the pre-training images that show the same as a test image, each once; from the cache if they are there.
 
-    Datasets that several names share are searched once, under the first of them.
+    The images of several pre-training datasets are named as those of a run on all of them. Datasets that several names
+    share are searched once, under the first of them.
     """
-    splits = open_dataset(data[UPSTREAM]).splits
-    sources = {UPSTREAM: splits.get("train", next(iter(splits.values())))}
-    for name in others:
-        if data[name] not in [data[each] for each in sources]:
-            sources[name] = fewshot_splits(open_dataset(data[name]))[1]
+    trained = [open_dataset(data[name]).splits for name in pretraining]
+    parts = [splits.get("train", next(iter(splits.values()))) for splits in trained]
+    name, *_ = pretraining
+    sources, paths = {name: join_sources(parts) if len(parts) > 1 else parts[0]}, set[str]()
+    for other in others:
+        if data[other] not in paths:
+            paths.add(data[other])
+            sources[other] = fewshot_splits(open_dataset(data[other]))[1]
     file = find_cache_file(sources)
     try:
         if file is not None and file.exists():
@@ -93,7 +109,7 @@ def find_cache_file(sources: Mapping[str, ImageSource]) -> Path | None:
 def search_duplicates(
     sources: Mapping[str, ImageSource], data: Mapping[str, str], *, callback: Callback, stop: StopFlag
 ) -> list[BadFile]:
-    """Compare the images of `upstream` with those of the other sources."""
+    """Compare the images of the first source with those of the others."""
     workers = usable_cores()
 
     def describe(name: str) -> tuple[ImageSource, ImageDescriptors]:
@@ -108,12 +124,11 @@ def search_duplicates(
         callback.on_task(f"searching copies of test images: {name}", len(readable))
         return readable, ImageDescriptors.from_thumbnails(make_thumbnails(readable, workers=workers, progress=progress))
 
-    upstream, descriptors = describe(UPSTREAM)
+    first, *others = sources
+    trained, descriptors = describe(first)
     reasons: dict[str, str] = {}
-    for name in sources:
-        if name == UPSTREAM:
-            continue
+    for name in others:
         test, tested = describe(name)
-        for pair in find_near_duplicates({UPSTREAM: descriptors, name: tested}):
-            reasons.setdefault(upstream.name(pair.one.index), f"copy of {test.name(pair.other.index)} of {name}")
+        for pair in find_near_duplicates({first: descriptors, name: tested}):
+            reasons.setdefault(trained.name(pair.one.index), f"copy of {test.name(pair.other.index)} of {name}")
     return [BadFile(image, reason) for image, reason in sorted(reasons.items())]

@@ -4,9 +4,11 @@ At 32 pixels ResNets have a small root (3×3, stride 1) and narrow stages: with 
 end at 1×1, a weakened baseline.
 """
 
+from dataclasses import replace
 from functools import partial
 
-from vitkit.studies.study import DOWNSTREAM, UPSTREAM, Claim, FewShot, Settings, Study
+from vitkit.studies.study import DOWNSTREAM, UPSTREAM, Axis, Claim, FewShot, Settings, Study
+from vitkit.zoo.cost import JFT_IMAGES
 
 
 def vit(
@@ -72,3 +74,28 @@ FINETUNE_SETTINGS: Settings = {
     "augment.crop_area": [0.35, 1.0],
     "logging.log_every": 20,
 }
+
+PAPER_BATCH, PAPER_STEPS = 4096, round(7 * JFT_IMAGES / 4096)
+"""Batch size of pre-training, and steps of seven epochs of JFT-300M: the images that each run of Table 6 sees."""
+
+
+def paper_run(recipe: str, **settings: object) -> Settings:
+    """Return a pre-training run of the paper: a recipe of Table 3 in steps, so that subsets see as many images."""
+    return {"recipe": recipe, "schedule.steps": PAPER_STEPS, **settings}
+
+
+def scale_up(study: Study, *, settings: Settings | None = None, **changes: object) -> Study:
+    """Return a study with the paper's models, data and steps.
+
+    Table 3 has the learning rates of pre-training, so none is chosen.
+    """
+    fixed = replace(study, rates=(), tune_at={}, quick={}, large={}, settings=settings or {}, hours="")
+    return replace(fixed, **changes)  # type: ignore[arg-type]
+
+
+PAPER_FAMILIES: Axis = {
+    "ViT": paper_run("jft300m-b16"),
+    "hybrid": paper_run("jft300m-r50-b16"),
+    "BiT": paper_run("jft300m-r50x2"),
+}
+"""A trio of Table 6: 224, 274 and 199 exaFLOPs."""

@@ -1,11 +1,13 @@
 """Figure 5: accuracy over pre-training compute."""
 
-from vitkit.studies.families import TRIO, family_claim, family_study
-from vitkit.studies.study import Figure
+from dataclasses import replace
+
+from vitkit.studies.families import TRIO, family_claim, family_study, paper_run, scale_up
+from vitkit.studies.study import Claim, Figure
 
 BUDGETS = ("3e13", "1e14", "3e14")
 
-STUDY = family_study(
+LAPTOP = family_study(
     name="fig5",
     title="Accuracy over compute",
     paper="Figure 5",
@@ -37,4 +39,50 @@ STUDY = family_study(
     paper_numbers={"ViT": "wins for the same compute", "hybrid": "leads at small budgets"},
     hours="5 to 12",
     notes="The bands are 95 % intervals of the fitted curves. `--large` adds a budget of 1e15 FLOPs.",
+)
+
+TABLE6 = {
+    "ViT": {"B/32": "b32", "B/16": "b16", "L/32": "l32", "L/16": "l16-7ep"},
+    "hybrid": {"R50+B/32": "r50-b32", "R50+B/16": "r50-b16", "R50+L/32": "r50-l32", "R50+L/16": "r50-l16-7ep"},
+    "BiT": {"R50x1": "r50x1", "R101x1": "r101x1", "R152x1": "r152x1", "R50x2": "r50x2", "R152x2": "r152x2"},
+}
+"""Models of Table 6 by family, with the names of their recipes."""
+STUDY = replace(
+    LAPTOP,
+    at_paper_scale=scale_up(
+        LAPTOP,
+        axes={
+            "model": {
+                f"{family} {name}": paper_run(f"jft300m-{recipe}")
+                for family, models in TABLE6.items()
+                for name, recipe in models.items()
+            }
+        },
+        groups={"family": "model"},
+        tune_by=None,
+        claims=(
+            Claim(
+                text="the hybrid R50+B/32 is ahead of B/16, which takes twice its compute",
+                kind="greater",
+                column="downstream_5shot",
+                axis="model",
+                labels=("hybrid R50+B/32", "ViT B/16"),
+            ),
+            family_claim(
+                text="the hybrid's lead over ViT shrinks with compute",
+                kind="shrinks",
+                labels=("hybrid", "ViT"),
+                x="flops",
+            ),
+            Claim(
+                text="ViT needs less compute than BiT: B/16 is ahead of R50x2, which takes about as much",
+                kind="greater",
+                column="downstream_5shot",
+                axis="model",
+                labels=("ViT B/16", "BiT R50x2"),
+            ),
+        ),
+        figure=replace(LAPTOP.figure, x="flops"),
+        notes="The bands are 95 % intervals of the fitted curves. Table 6 has the compute of each model.",
+    ),
 )

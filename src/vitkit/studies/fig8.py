@@ -1,6 +1,8 @@
 """Figure 8: which dimension of the model to scale. 64-pixel ViT."""
 
-from vitkit.studies.families import few_shot_study, vit
+from dataclasses import replace
+
+from vitkit.studies.families import RATES, few_shot_study, paper_run, scale_up, vit
 from vitkit.studies.study import Claim, Figure, Settings
 
 
@@ -21,7 +23,7 @@ SHAPES = {
     "all": {"large": _shape(width=192, depth=8, mlp_dim=768, patch_size=8)},
 }
 
-STUDY = few_shot_study(
+LAPTOP = few_shot_study(
     name="fig8",
     title="Scaling depth, width, MLP and patches",
     paper="Figure 8",
@@ -31,6 +33,8 @@ STUDY = few_shot_study(
     },
     groups={"scaled": "shape"},
     base=BASE,
+    rates=RATES,
+    tune_at={"shape": BASE},
     claims=(
         Claim(
             text="smaller patches gain more per FLOP than depth, and depth more than width",
@@ -45,4 +49,27 @@ STUDY = few_shot_study(
     quick={"shape": (BASE, "depth 8", "width 192", "patch 8")},
     hours="6 to 13",
     notes="All lines share the base: depth 4, width 96, MLP 384, patches of 16 pixels.",
+)
+PAPER_SHAPES = {
+    BASE: [],
+    "depth 6": ["depth=6"],
+    "depth 24": ["depth=24"],
+    "width 384": ["width=384", "heads=6", "mlp_dim=1536"],
+    "width 1536": ["width=1536", "heads=24", "mlp_dim=6144"],
+    "MLP 6144": ["mlp_dim=6144"],
+    "MLP 12288": ["mlp_dim=12288"],
+}
+"""Changes of B/32."""
+STUDY = replace(
+    LAPTOP,
+    at_paper_scale=scale_up(
+        LAPTOP,
+        axes={
+            "shape": {name: {"model.settings": settings} for name, settings in PAPER_SHAPES.items()}
+            | {f"patch {size}": {"model.patch_size": size} for size in (16, 8)}
+            | {"all L/16": paper_run("jft300m-l16-7ep")}
+        },
+        settings=paper_run("jft300m-b32"),
+        notes="All lines share the base B/32. A wider or deeper model has the learning rate of the base.",
+    ),
 )

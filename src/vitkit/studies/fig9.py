@@ -1,13 +1,14 @@
 """Figure 9: class token or mean pooling, each at three learning rates."""
 
+from dataclasses import replace
 from functools import partial
 
-from vitkit.studies.families import RATES, UPSTREAM_SETTINGS, few_shot_study, vit
+from vitkit.studies.families import RATES, UPSTREAM_SETTINGS, few_shot_study, paper_run, scale_up, vit
 from vitkit.studies.study import Claim, Figure
 
 pooling_claim = partial(Claim, axis="pooling", labels=("class", "mean"))
 
-STUDY = few_shot_study(
+LAPTOP = few_shot_study(
     name="fig9",
     title="Class token or mean",
     paper="Figure 9",
@@ -31,3 +32,4 @@ STUDY = few_shot_study(
     paper_numbers={"mean": "needs its own learning rate"},
     hours="4.5 to 10",
 )
+STUDY = replace(LAPTOP, at_paper_scale=scale_up(LAPTOP, settings=paper_run("jft300m-b16"), seeds=3))

@@ -3,7 +3,7 @@
 import io
 import re
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -15,6 +15,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator
 
 from vitkit.core.files import write_bytes, write_text
+from vitkit.core.formatting import format_plural
 from vitkit.report.figures import SERIES, THEME, add_axes, add_text, new_figure, save_png, save_svg
 from vitkit.studies.statistics import Estimate, PowerLaw, estimate, fit_power_law
 from vitkit.studies.study import SEED, Study
@@ -28,6 +29,7 @@ MAX_LINES = 2 * len(COLORS)
 WIDTH, LEFT, RIGHT = 720, 60, 200
 """Width of a figure, of its tick labels and of its legend, in points."""
 MIN_POINTS = 4.0
+FRACTION_COLUMNS = ("val_top1", "top1")
 MAX_TICKS = 12
 SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
@@ -80,6 +82,11 @@ def describe_column(study: Study) -> tuple[float, str]:
     return 100.0, f"{describe_name(column)}, %"
 
 
+def is_fraction(column: str) -> bool:
+    """Return whether a column is an accuracy."""
+    return column in FRACTION_COLUMNS or column.endswith("shot")
+
+
 def describe_name(column: str) -> str:
     """Return the name of a column in words.
 
@@ -113,7 +120,7 @@ def draw_figure(study: Study, rows: Rows) -> Drawing:
 def draw_lines(study: Study, rows: Rows) -> Drawing:
     """Draw one line per label over x, with intervals over seeds."""
     figure, lines, fits = study.figure, group_lines(study, rows), fit_lines(study, rows)
-    drawing, axes, scale = new_axes(study, left=LEFT, height=280)
+    drawing, axes, scale = new_axes(study, rows, left=LEFT, height=280)
     axes.grid(axis="y", color=THEME["line"])
     axes.margins(x=0.06, y=0.1)
     if figure.log_x:
@@ -123,7 +130,7 @@ def draw_lines(study: Study, rows: Rows) -> Drawing:
         shift = 0.012 * (index - (len(lines) - 1) / 2)
         x = [each * (1 + shift) if figure.log_x else each + 3 * shift for each in points]
         y = [point.mean * scale for point in points.values()]
-        half = [(p.interval[1] - p.mean) * scale if p.interval and not figure.dots else 0.0 for p in points.values()]
+        half = None if figure.dots else half_widths(points.values(), scale)
         bars = axes.errorbar(
             x, y, yerr=half, label=name, color=color, marker=marker, capsize=3, markersize=6, linewidth=1.6
         )
@@ -136,10 +143,18 @@ def draw_lines(study: Study, rows: Rows) -> Drawing:
             axes.scatter(across, values, s=10, alpha=0.45, color=color, marker=marker)
         if name in fits:
             draw_fit(axes, fits[name], list(points), scale=scale, color=color)
+    if is_fraction(figure.column):
+        axes.set_ylim(*widen(*axes.get_ylim()))
     set_ticks(axes, study, sorted({x for points in lines.values() for x in points}))
     axes.set_xlabel(figure.x_label, color=THEME["soft"], fontsize=11, labelpad=6)
     add_legend(axes)
     return drawing
+
+
+def half_widths(points: Iterable[Estimate], scale: float) -> list[float] | None:
+    """Return half the widths of intervals; None if there are none, so that no bars are drawn."""
+    half = [(point.interval[1] - point.mean) * scale if point.interval else 0.0 for point in points]
+    return half if any(half) else None
 
 
 def set_ticks(axes: Axes, study: Study, values: Sequence[float]) -> None:
@@ -173,12 +188,12 @@ def draw_rows(study: Study, rows: Rows) -> Drawing:
         study, rows, lambda row: (", ".join(str(row[a]) for a in keys), str(row[figure.lines]) if has_series else "")
     )
     names = list(dict.fromkeys(name for name, _ in points))
-    drawing, axes, scale = new_axes(study, left=170, height=30 * max(1, len(names)))
+    drawing, axes, scale = new_axes(study, rows, left=170, height=30 * max(1, len(names)))
     axes.grid(axis="x", color=THEME["line"])
     for index, label in enumerate(dict.fromkeys(label for _, label in points)):
         color, marker = COLORS[index % len(COLORS)], MARKERS[index % len(MARKERS)]
         chosen = {name: point for (name, other), point in points.items() if other == label}
-        half = [(p.interval[1] - p.mean) * scale if p.interval else 0.0 for p in chosen.values()]
+        half = half_widths(chosen.values(), scale)
         x, y = [p.mean * scale for p in chosen.values()], [names.index(name) for name in chosen]
         text = f"{figure.lines} {label}" if has_series else None
         axes.errorbar(
@@ -186,7 +201,7 @@ def draw_rows(study: Study, rows: Rows) -> Drawing:
         )
     axes.set_yticks(range(len(names)), names, parse_math=False)
     axes.set_ylim(max(len(names), 1) - 0.5, -0.5)
-    widen(axes)
+    axes.set_xlim(*widen(*axes.get_xlim()))
     if has_series and points:
         add_legend(axes)
     for index, name in enumerate(names):
@@ -196,17 +211,22 @@ def draw_rows(study: Study, rows: Rows) -> Drawing:
     return drawing
 
 
-def widen(axes: Axes) -> None:
-    """Show at least `MIN_POINTS` points of accuracy, so that small differences look small."""
-    low, high = axes.get_xlim()
+def widen(low: float, high: float) -> tuple[float, float]:
+    """Return limits of at least `MIN_POINTS` points of accuracy, so that small differences look small.
+
+    >>> widen(50.0, 51.0)
+    (48.5, 52.5)
+    """
     margin = max(0.08 * (high - low), (MIN_POINTS - (high - low)) / 2)
-    axes.set_xlim(low - margin, high + margin)
+    return low - margin, high + margin
 
 
-def new_axes(study: Study, *, left: int, height: int) -> tuple[Drawing, Axes, float]:
-    """Return a figure with title and unit, its axes, and the scale of its numbers."""
+def new_axes(study: Study, rows: Rows, *, left: int, height: int) -> tuple[Drawing, Axes, float]:
+    """Return a figure with title, unit and number of seeds, its axes, and the scale of its numbers."""
     drawing = new_figure(WIDTH, height + 110)
     scale, label = describe_column(study)
+    if seeds := len({row.get(SEED) for row in rows}):
+        label += f" · {format_plural(seeds, 'seed')}"
     add_text(
         drawing,
         16,

@@ -1,6 +1,9 @@
 """Section 4.6: masked pre-training, then few labels."""
 
-from vitkit.studies.families import FINETUNE_SETTINGS, UPSTREAM_SETTINGS, vit
+from dataclasses import replace
+
+from vitkit.recipes.paper import IMAGENET_RATES
+from vitkit.studies.families import FINETUNE_SETTINGS, RATES, UPSTREAM_SETTINGS, paper_run, scale_up, vit
 from vitkit.studies.study import Claim, Figure, Study, Transfer
 
 
@@ -8,7 +11,7 @@ def _masked(target: str) -> dict[str, object]:
     return {"objective.name": "masked", "objective.masked.target": target}
 
 
-STUDY = Study(
+LAPTOP = Study(
     name="masked",
     title="Self-supervision by masked patches",
     paper="Section 4.6, appendix B.1.2",
@@ -25,9 +28,12 @@ STUDY = Study(
     settings=dict(UPSTREAM_SETTINGS) | dict(vit()),
     data=("upstream", "downstream"),
     scratch=("none",),
+    rates=RATES,
+    tune_by="pretraining",
     transfer=Transfer(
-        axes={"labels": {label: {"data.label_fraction": float(label)} for label in ("0.01", "0.1", "1.0")}},
-        settings=dict(FINETUNE_SETTINGS) | {"optimizer.name": "adam", "schedule.lr": 1e-3},
+        axes={"labels": {label: {"data.fraction": float(label)} for label in ("0.01", "0.1", "1.0")}},
+        settings=dict(FINETUNE_SETTINGS) | {"optimizer.name": "adam"},
+        rates=RATES,
     ),
     claims=tuple(
         Claim(
@@ -44,4 +50,34 @@ STUDY = Study(
     quick={"pretraining": ("none", "512 colors", "supervised"), "labels": ("0.01", "0.1")},
     paper_numbers={"512 colors": "79.9 % on ImageNet (B/16): 2 points above scratch, 4 below supervised"},
     hours="4 to 8",
+)
+
+MASKED = {"recipe": "masked-b16"}
+STUDY = replace(
+    LAPTOP,
+    at_paper_scale=scale_up(
+        LAPTOP,
+        axes={
+            "pretraining": {
+                "none": {},
+                "512 colors": MASKED,
+                "4×4 patch": MASKED | _masked("downsized"),
+                "L2": MASKED | _masked("pixels"),
+                "MAE": paper_run("mae-b16"),
+                "supervised": paper_run("jft300m-b16"),
+            }
+        },
+        settings={"model.name": "B/16"},
+        transfer=Transfer(
+            axes={
+                "labels": {
+                    label: {"data.fraction": float(label), "data.layout": "val-as-test"}
+                    for label in ("0.01", "0.1", "1.0")
+                }
+            },
+            settings={"recipe": "finetune-imagenet"},
+            rates=IMAGENET_RATES,
+        ),
+        notes="From scratch means the 20,000 steps of fine-tuning alone.",
+    ),
 )

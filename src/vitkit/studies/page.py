@@ -8,7 +8,7 @@ from vitkit.core.formatting import MISSING, format_hours, format_plural
 from vitkit.report.figures import Chart
 from vitkit.report.html import Card, Section, render_page, template_macros
 from vitkit.studies.dispatch import REPORT_SECONDS
-from vitkit.studies.figures import describe_name, draw_figure, fit_lines, format_tick
+from vitkit.studies.figures import describe_name, draw_figure, fit_lines, format_tick, is_fraction
 from vitkit.studies.statistics import PowerLaw, estimate
 from vitkit.studies.study import SEED, Study
 
@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from vitkit.studies.runner import StudyResult
 
 Rows = Sequence[Mapping[str, object]]
-FRACTION_COLUMNS = ("val_top1", "top1")
 
 
 def render_study(result: "StudyResult", *, drawings: Mapping[str, Sequence[tuple[str, Chart]]]) -> str:
@@ -47,11 +46,22 @@ def render_study(result: "StudyResult", *, drawings: Mapping[str, Sequence[tuple
         Card(f"Claim {number}", claim.verdict, claim.text) for number, claim in enumerate(result.claims, start=1)
     ]
     quick = "quick, " if result.quick else ""
+    if result.steps:
+        quick += f"{format_range(*result.steps)} steps a run, "
     lead = f"{study.paper or 'A study'}, {quick}{result.finished} of {format_plural(len(result.runs), 'run')} finished"
     refresh = REPORT_SECONDS if left else None
     return render_page(
         title=study.title, lead=lead, sections=sections, cards=verdicts, notices=notices, refresh=refresh
     )
+
+
+def format_range(low: int, high: int) -> str:
+    """Format a range of whole numbers.
+
+    >>> format_range(20, 20), format_range(100, 3900)
+    ('20', '100 to 3,900')
+    """
+    return f"{low:,}" if low == high else f"{low:,} to {high:,}"
 
 
 def link_runs(result: "StudyResult") -> dict[str, str]:
@@ -99,11 +109,6 @@ def format_mean(column: str, rows: Rows) -> str:
         return format_cell(column, mean.mean)
     half = f" ± {(mean.interval[1] - mean.mean) * 100:.1f}" if mean.interval else ""
     return f"{mean.mean * 100:.1f}{half} %"
-
-
-def is_fraction(column: str) -> bool:
-    """Return whether a column is an accuracy."""
-    return column in FRACTION_COLUMNS or column.endswith("shot")
 
 
 def format_cell(column: str, value: object) -> str:

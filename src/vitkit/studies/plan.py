@@ -4,11 +4,12 @@ import functools
 import itertools
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from vitkit.core.config import parse_assignments
 from vitkit.core.errors import ConfigError
+from vitkit.recipes.registry import find_recipe
 from vitkit.studies.study import DOWNSTREAM, UPSTREAM, Axis, FewShot, Settings, Study
 from vitkit.training.config import ModelChoice, RunConfig, expand_settings
 from vitkit.zoo.cost import TRAINING_FACTOR
@@ -17,6 +18,9 @@ from vitkit.zoo.registry import configure
 
 QUICK_FACTOR = 10
 """A quick study has this many times fewer steps."""
+PLAN_KEYS = ("flops", "recipe")
+"""Settings of a study that are none of a run."""
+MODEL_SETTINGS = "model.settings"
 SHARED_KEYS = ("model.", "parallel.", "data.channels")
 """Settings of a study that hold for fine-tuning, too."""
 
@@ -96,35 +100,35 @@ class Planner:
         study = self.study
         for seed in range(study.seeds):
             for labels in cells(study.axes):
-                from_scratch = next(iter(labels.values()), None) in study.scratch
-                if not from_scratch:
-                    yield from self.plan_first_stage(labels, seed)
+                yield from self.plan_first_stage(labels, seed)
                 if study.transfer is not None:
                     for more in cells(study.transfer.axes):
-                        yield from self.plan_transfer(labels, more, seed, from_scratch=from_scratch)
+                        yield from self.plan_transfer(labels, more, seed)
+
+    def is_from_scratch(self, labels: Mapping[str, str]) -> bool:
+        """Return whether some labels have no first stage."""
+        return next(iter(labels.values()), None) in self.study.scratch
 
     def plan_first_stage(self, labels: Mapping[str, str], seed: int) -> Iterator[StudyRun]:
-        """Yield a run after those of the first seed that choose its learning rate."""
+        """Yield a run, if it has a first stage, after those of the first seed that choose its learning rate."""
+        if self.is_from_scratch(labels):
+            return
         at = self.tuning_labels(labels)
         tuning = [replace(self.make_run(at, 0, lr=rate), counts=False, measures=()) for rate in self.study.rates]
         yield from tuning
         yield replace(with_rates(self.make_run(labels, seed), tuning), counts=self.study.transfer is None)
 
-    def plan_transfer(
-        self, labels: Mapping[str, str], more: Mapping[str, str], seed: int, *, from_scratch: bool
-    ) -> Iterator[StudyRun]:
+    def plan_transfer(self, labels: Mapping[str, str], more: Mapping[str, str], seed: int) -> Iterator[StudyRun]:
         """Yield the fine-tuning of a first-stage run, or of none, after the runs that choose its rate."""
         transfer = self.study.transfer
         assert transfer is not None
-        init = None if from_scratch else run_name(labels, seed, None)
+        init = None if self.is_from_scratch(labels) else run_name(labels, seed, None)
         run = self.make_transfer_run({**labels, **more}, seed, init)
         tuning: list[StudyRun] = []
         if transfer.rates:
             at = self.tuning_labels(labels)
-            init_at = None
-            if not from_scratch:
-                init_at = run_name(at, 0, None)
-                yield from self.plan_first_stage(at, 0)
+            init_at = None if self.is_from_scratch(at) else run_name(at, 0, None)
+            yield from self.plan_first_stage(at, 0)
             labels_at = {**at, **more}
             tuning = [
                 replace(self.make_transfer_run(labels_at, 0, init_at, lr=rate), counts=False) for rate in transfer.rates
@@ -142,9 +146,8 @@ class Planner:
 
     def make_run(self, labels: Mapping[str, str], seed: int, *, lr: float | None = None) -> StudyRun:
         """Return the run of some labels."""
-        study, chosen = self.study, dict[str, object]()
-        for axis, label in labels.items():
-            chosen |= study.axes[axis][label]
+        study = self.study
+        chosen = merge_settings(study.axes[axis][label] for axis, label in labels.items())
         return StudyRun(
             name=run_name(labels, seed, lr),
             labels=labels,
@@ -160,12 +163,11 @@ class Planner:
         study, transfer = self.study, self.study.transfer
         assert transfer is not None
         base = {key: value for key, value in study.settings.items() if key.startswith(SHARED_KEYS)}
-        chosen: dict[str, object] = {}
-        for axis, values in study.axes.items():
-            model = {key: value for key, value in values[labels[axis]].items() if key.startswith("model.")}
-            chosen |= model
-        for axis, values in transfer.axes.items():
-            chosen |= values[labels[axis]]
+        models = (
+            {key: value for key, value in values[labels[axis]].items() if key.startswith("model.")}
+            for axis, values in study.axes.items()
+        )
+        chosen = merge_settings((*models, *(values[labels[axis]] for axis, values in transfer.axes.items())))
         dataset = labels.get("dataset", DOWNSTREAM)
         return StudyRun(
             name=run_name(labels, seed, lr),
@@ -178,14 +180,19 @@ class Planner:
 
     def configure(self, base: Settings, chosen: Settings, *, data: str, seed: int, lr: float | None) -> RunConfig:
         """Return the configuration of a run; settings of the user come last, a quick study has fewer steps."""
-        values = expand_settings({key: chosen[key] for key in chosen if key != "flops"})
-        values = {"data.path": data} | expand_settings(dict(base)) | values
-        model = [*_texts(base.get("model.settings")), *_texts(chosen.get("model.settings"))]
-        path = str(values["data.path"])
-        values |= {"model.settings": model, "data.path": self.data.get(path, path), "seed": seed}
-        key = json.dumps([values, chosen.get("flops"), lr], sort_keys=True, default=str)
+        recipe = (dict(base) | dict(chosen)).get("recipe")
+        start = RunConfig() if recipe is None else find_recipe(str(recipe)).make()
+        values = {"data.path": data} | _run_settings(base) | _run_settings(chosen)
+        if recipe is not None and "model.name" in values:
+            start = start.override({"model.name": values["model.name"]})
+        model = [*start.model.settings, *_texts(base.get(MODEL_SETTINGS)), *_texts(chosen.get(MODEL_SETTINGS))]
+        model = list({text.partition("=")[0]: text for text in model}.values())  # the last one of a key
+        path, added = str(values["data.path"]), _texts(values.get("data.add"))
+        values |= {MODEL_SETTINGS: model, "data.path": self.data.get(path, path), "seed": seed}
+        values |= {"data.add": [self.data.get(name, name) for name in added]} if added else {}
+        key = json.dumps([recipe, values, chosen.get("flops"), lr], sort_keys=True, default=str)
         if key not in self.configs:
-            self.configs[key] = self.shorten(RunConfig().override(values), chosen.get("flops"), lr=lr)
+            self.configs[key] = self.shorten(start.override(values), chosen.get("flops"), lr=lr)
         return self.configs[key]
 
     def shorten(self, config: RunConfig, flops: object, *, lr: float | None) -> RunConfig:
@@ -210,6 +217,24 @@ def with_rates(run: StudyRun, tuning: Sequence[StudyRun]) -> StudyRun:
         rates=tuple((each.config.schedule.lr, each.name) for each in tuning),
         is_tuned_here=any(each.labels == run.labels and each.seed == run.seed for each in tuning),
     )
+
+
+def merge_settings(parts: Iterable[Settings]) -> dict[str, object]:
+    """Return the settings of the labels of a run; settings of the model add up.
+
+    >>> merge_settings([{"model.settings": ["depth=1"], "lr": 0.1}, {"model.settings": ["pooling=mean"], "lr": 0.2}])
+    {'model.settings': ['depth=1', 'pooling=mean'], 'lr': 0.2}
+    """
+    merged: dict[str, object] = {}
+    for part in parts:
+        model = [*_texts(merged.get(MODEL_SETTINGS)), *_texts(part.get(MODEL_SETTINGS))]
+        merged |= dict(part) | ({MODEL_SETTINGS: model} if model else {})
+    return merged
+
+
+def _run_settings(settings: Settings) -> dict[str, object]:
+    """Return the settings of a run by full keys, without those that only a plan knows."""
+    return expand_settings({key: value for key, value in settings.items() if key not in PLAN_KEYS})
 
 
 def _texts(value: object) -> list[str]:

@@ -17,7 +17,7 @@ from typing import Any, Literal
 import numpy as np
 
 from vitkit.core.environment import usable_cores
-from vitkit.core.errors import DataError, TrainingError
+from vitkit.core.errors import DataError, TrainingError, VitkitError
 from vitkit.core.files import write_text
 from vitkit.studies.plan import StudyRun
 from vitkit.studies.study import RUNS, SEED, Study, group_label
@@ -53,6 +53,15 @@ def result_file(out: Path, name: str) -> Path:
 def failure_file(out: Path, name: str) -> Path:
     """Return the file with the reason of a failed run."""
     return out / "results" / f"{name}.failed.txt"
+
+
+def explain_failure(error: VitkitError) -> str:
+    """Return the text of an error with what to do, in one line.
+
+    >>> explain_failure(DataError("no images", hint="check the path"))
+    'no images: check the path'
+    """
+    return f"{error.summary}: {error.hint}" if error.hint else error.summary
 
 
 def write_failure(out: Path, name: str, error: str) -> None:

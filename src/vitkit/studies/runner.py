@@ -1,15 +1,16 @@
 """Runner of studies: plans, executes what is not finished, tests the claims and writes the report."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vitkit.core.config import flatten_settings, to_mapping
+from vitkit.core.config import flatten_settings, from_mapping, to_mapping
 from vitkit.core.errors import ConfigError, TrainingError
 from vitkit.core.files import write_csv, write_text
-from vitkit.core.formatting import format_value
+from vitkit.core.formatting import format_plural, format_value
 from vitkit.core.lock import lock_directory
 from vitkit.core.result import Result
 from vitkit.core.signals import StopFlag
@@ -19,6 +20,7 @@ from vitkit.studies.plan import StudyRun, plan_runs
 from vitkit.studies.records import RunRecord, list_checkpoints, make_table, measure_rate, probe_rate, record_run
 from vitkit.studies.study import ONE_SEED, RUNS, Settings, Study
 from vitkit.training.callbacks import Callback
+from vitkit.training.config import RunConfig
 
 if TYPE_CHECKING:
     import matplotlib.figure
@@ -28,12 +30,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
 class StudyResult(Result):
-    """Runs, claims with verdicts, and the table of a study. `rate` is in PFLOPs per hour."""
+    """Runs, claims with verdicts, and the table of a study.
+
+    `rate` is in PFLOPs per hour, `steps` the fewest and the most steps of a run.
+    """
 
     study: Study
     quick: bool
     runs: tuple[RunRecord, ...]
     rate: float
+    steps: tuple[int, int] | None = None
     claims: tuple[ClaimResult, ...] = ()
     table: tuple[Mapping[str, object], ...] = ()
     report_path: Path | None = None
@@ -59,6 +65,7 @@ class StudyResult(Result):
             "study": self.study.name,
             "title": self.study.title,
             "quick": self.quick,
+            "steps": list(self.steps) if self.steps else None,
             "pflops": self.pflops,
             "hours_left": self.hours,
             "claims": [claim.to_dict() for claim in self.claims],
@@ -102,7 +109,14 @@ def summarize_runs(
     """Return the state of the runs; once one is finished, the rate is the measured one."""
     measured, records = measure_rate(runs, out), tuple(record_run(run, out) for run in runs)
     study = study.make_quick() if quick else study
-    return StudyResult(study=study, quick=quick, runs=records, rate=measured * jobs if measured else rate)
+    steps = [run.config.schedule.steps for run in runs if run.config.schedule.steps is not None]
+    return StudyResult(
+        study=study,
+        quick=quick,
+        runs=records,
+        rate=measured * jobs if measured else rate,
+        steps=(min(steps), max(steps)) if steps else None,
+    )
 
 
 def run_study(
@@ -118,22 +132,13 @@ def run_study(
     isolate: bool = True,
 ) -> StudyResult:
     """Run everything that is not finished, and write the report. Raise `StopRequested` after a stop."""
-    from vitkit.studies.duplicates import exclude_duplicates  # noqa: PLC0415  plans need no torch
-    from vitkit.studies.worker import check_data  # noqa: PLC0415  plans need no torch
-
     callback, stop = callback or Callback(), stop or StopFlag()
-    study.check()
-    needed = (study.make_quick() if quick else study).data
-    check_data(data, study, needed=needed)
+    check_inputs(study, data, quick=quick)
     if study.inspects:
         from vitkit.studies.inspected import inspect_checkpoints  # noqa: PLC0415  plans need no torch
 
         return inspect_checkpoints(study, out=out, data=data, callback=callback, stop=stop)
-    runs = plan_runs(study, data=data, settings=settings, quick=quick)
-    out.mkdir(parents=True, exist_ok=True)
-    with lock_directory(out):
-        check_same_study(out, study, runs, data=data)
-        exclude_duplicates(out, data, needed, callback=callback, stop=stop)
+    with claim_study(study, out=out, data=data, settings=settings, quick=quick, callback=callback, stop=stop) as runs:
         rate = expect_rate(runs, jobs=jobs)
 
         def summarize() -> StudyResult:
@@ -159,10 +164,81 @@ def run_study(
         return write()
 
 
+def export_study(
+    study: Study,
+    *,
+    out: Path,
+    data: Mapping[str, str],
+    settings: Settings,
+    quick: bool = False,
+    callback: Callback | None = None,
+    stop: StopFlag | None = None,
+) -> StudyResult:
+    """Write the runs that are not finished as recipes, for a cluster; nothing is started.
+
+    A run that was trained in its directory by its recipe is only measured when the study runs.
+    """
+    from vitkit.studies.export import write_recipes  # noqa: PLC0415  plans need no torch
+
+    callback, stop = callback or Callback(), stop or StopFlag()
+    if study.inspects:
+        raise ConfigError(f"{study.name} trains nothing, so it has no recipes", hint="leave out --recipes")
+    check_inputs(study, data, quick=quick)
+    with claim_study(study, out=out, data=data, settings=settings, quick=quick, callback=callback, stop=stop) as runs:
+        waiting = write_recipes(study, runs, out, data=data)
+        result = summarize_runs(study, runs, out=out, quick=quick, jobs=1, rate=expect_rate(runs, jobs=1))
+    if not waiting:
+        return result
+    warning = f"{format_plural(len(waiting), 'run')} without a recipe, such as {waiting[0]}: others choose the rate"
+    return replace(result, warnings=(f"{warning}; write the recipes again when these are finished",))
+
+
+def check_inputs(study: Study, data: Mapping[str, str], *, quick: bool) -> None:
+    """Raise an error if the study is inconsistent, or if data that it needs are missing or incomplete."""
+    from vitkit.studies.worker import check_data  # noqa: PLC0415  plans need no torch
+
+    study.check()
+    check_data(data, study, needed=(study.make_quick() if quick else study).data)
+
+
+@contextmanager
+def claim_study(
+    study: Study,
+    *,
+    out: Path,
+    data: Mapping[str, str],
+    settings: Settings,
+    quick: bool,
+    callback: Callback,
+    stop: StopFlag,
+) -> Iterator[list[StudyRun]]:
+    """Lock the directory of a study, write or compare its plan, and search copies of test images. Yield the runs."""
+    from vitkit.studies.duplicates import exclude_duplicates  # noqa: PLC0415  plans need no torch
+
+    runs = plan_runs(study, data=data, settings=settings, quick=quick)
+    create_directory(out)
+    with lock_directory(out):
+        check_same_study(out, study, runs, data=data)
+        exclude_duplicates(out, data, study.make_quick() if quick else study, callback=callback, stop=stop)
+        yield runs
+
+
+def create_directory(out: Path) -> None:
+    """Create the directory of a study, if it does not exist."""
+    hint = "choose another out (--out)"
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except FileExistsError as error:
+        raise TrainingError(f"{out} is a file", expected="a directory", hint=hint) from error
+    except OSError as error:
+        raise TrainingError(f"{out}: {error.strerror}", hint=hint) from error
+
+
 def check_same_study(out: Path, study: Study, runs: Sequence[StudyRun], *, data: Mapping[str, str]) -> None:
     """Write the plan, or raise ConfigError if the directory holds a study with other runs, measures or claims.
 
-    Settings that do not decide results, such as threads and loader processes, may change.
+    Settings that do not decide results, such as threads and loader processes, may change, and so may the name: two
+    studies can be figures of the same runs.
     """
     from vitkit.training.run_dir import reproducibility_key  # noqa: PLC0415  plans need no torch
 
@@ -182,14 +258,22 @@ def check_same_study(out: Path, study: Study, runs: Sequence[StudyRun], *, data:
         write_text(file, json.dumps(content, indent=1) + "\n")
         return
     try:
-        before = json.loads(file.read_bytes())
-    except ValueError as error:
+        before = dict(json.loads(file.read_bytes()))
+    except (ValueError, TypeError) as error:
         raise TrainingError(f"{file}: damaged", hint="restore the file, or choose another out") from error
-    if before != content:
+    complete_configs(before)
+    if before | {"study": study.name} != content:
         raise ConfigError(
             f"{out} holds another study: {describe_change(before, content)}",
             hint="choose another out, or repeat the study, data, --quick and settings to resume",
         )
+
+
+def complete_configs(plan: dict[str, Any]) -> None:
+    """Add the defaults of settings that an older version of vitkit did not have."""
+    for run in plan.get("runs", {}).values():
+        with suppress(ConfigError, KeyError, TypeError):  # a setting that is gone: the plans differ
+            run["config"] = json.loads(json.dumps(to_mapping(from_mapping(RunConfig, run["config"]))))
 
 
 def describe_change(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
@@ -208,7 +292,9 @@ def describe_change(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
         return f"{len(changed)} of its runs differ, such as {name}{detail}"
     if before.get("claims") != now["claims"]:
         return "its claims differ, which are written before the first run"
-    return "its data or measures differ"
+    if before.get("data") != now["data"]:
+        return f"its data differ ({describe_difference(before.get('data', {}), now['data'])})"
+    return "its measures differ"
 
 
 def describe_difference(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
@@ -239,7 +325,8 @@ def write_outputs(
     study = planned.study
     warnings = [f"{record.name} failed: {record.error}" for record in planned.runs if record.status == "failed"]
     if (planned.quick or study.seeds < 2) and not study.inspects:
-        warnings.append(ONE_SEED)
+        remedy = "run the study without --quick" if planned.quick else "give the study more"
+        warnings.append(f"{ONE_SEED}: {remedy}")
     rows = study.spread_base(table)
     result = replace(
         planned,

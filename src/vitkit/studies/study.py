@@ -1,14 +1,17 @@
 """Studies as data: axes of settings, seeds, measures and claims. Imports no torch."""
 
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Literal, NamedTuple
 
+from vitkit.core.config import flatten_settings
 from vitkit.core.errors import ConfigError, did_you_mean
 
 Settings = Mapping[str, object]
 Axis = Mapping[str, Settings]
-"""Settings by label. The key `flops` is a compute budget, from which the number of steps follows."""
+"""Settings by label. `flops` is a compute budget, from which the number of steps follows, `recipe` the name of a recipe
+whose settings the others change."""
 
 SEED, LR = "seed", "lr"
 RESULT_COLUMNS = ("val_top1", "top1", "flops", "images_per_second", "hours")
@@ -20,7 +23,7 @@ LABEL_COUNTS = {"shrinks": (2, 2), "best_differs": (2, 2), "rises": (1, None)}
 """Fewest and most labels of a claim; other kinds have two or more."""
 UPSTREAM, DOWNSTREAM, RUNS = "upstream", "downstream", "runs"
 """Names of data; `runs` is the directory of another study."""
-ONE_SEED = "one seed proves nothing: run the study without --quick"
+ONE_SEED = "one seed proves nothing"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,6 +40,18 @@ class FewShot:
         return tuple(f"{self.data}_{shots}shot" for shots in self.shots)
 
 
+class Condition(NamedTuple):
+    """A condition on the rows of a claim: a label that an axis has, or has not."""
+
+    axis: str
+    is_equal: bool
+    label: str
+
+    def holds(self, row: Mapping[str, object]) -> bool:
+        """Return whether a row meets the condition."""
+        return (str(row.get(self.axis)) == self.label) == self.is_equal
+
+
 @dataclass(frozen=True, kw_only=True)
 class Claim:
     """A statement about the table that is tested over seeds.
@@ -48,7 +63,7 @@ class Claim:
             labels have different best values of `x`.
         column: Measured column, a fraction; margins are fractions too.
         axis: Axis of the labels.
-        where: Labels of other axes; rows with other labels are left out.
+        where: Labels of other axes, as axis=label or axis!=label; other rows are left out.
         x: Numeric column or axis.
         best_of: Axis of which each label uses its best value, by val_top1.
         logits: Use the logit of the column for slopes.
@@ -68,9 +83,15 @@ class Claim:
     expected: str = "shows"
 
     @property
-    def conditions(self) -> dict[str, str]:
-        """`where` as a mapping."""
-        return {key: str(value) for key, _, value in (each.partition("=") for each in self.where)}
+    def conditions(self) -> tuple[Condition, ...]:
+        """`where` in parts.
+
+        >>> claim = Claim(text="", kind="greater", column="top1", axis="a", labels=("b", "c"), where=("d!=e",))
+        >>> claim.conditions
+        (Condition(axis='d', is_equal=False, label='e'),)
+        """
+        parts = (each.partition("=") for each in self.where)
+        return tuple(Condition(key.removesuffix("!"), not key.endswith("!"), label) for key, _, label in parts)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,7 +118,7 @@ class Figure:
 class Transfer:
     """Second stage: every run of the first stage is fine-tuned on these axes; its result replaces the first one's.
 
-    With `rates`, the learning rate is chosen for each label of the study's `tune_by` and each cell of these axes.
+    With `rates`, the learning rate is chosen as in the first stage, but for each cell of these axes.
     """
 
     axes: Mapping[str, Axis]
@@ -113,13 +134,15 @@ class Study:
         paper: Figure or table of the paper.
         settings: Settings of every run.
         data: Names of the datasets; the user names their paths.
-        rates: Learning rates of which one is chosen for each label of `tune_by`, on held-out images at `tune_at`.
+        rates: Learning rates of which one is chosen on held-out images, at the labels `tune_at`.
+        tune_by: Axis for each of whose labels a rate is chosen; None chooses one for all runs.
         scratch: Labels of the first axis without a first stage.
         groups: Further columns: the first word of the label of an axis.
         base: Label that belongs to every group of its axis.
         inspects: Study whose checkpoints this one looks at, without training.
         quick: Labels that a quick study keeps, by axis.
         large: Labels that a large study adds, by axis.
+        at_paper_scale: The study with the paper's models, data and steps, for a cluster.
         paper_numbers: The paper's own numbers by label of the figure's lines.
         hours: Designed hours on two cores.
     """
@@ -141,6 +164,7 @@ class Study:
     figure: Figure
     quick: Mapping[str, Sequence[str]] = field(default_factory=dict)
     large: Mapping[str, Axis] = field(default_factory=dict)
+    at_paper_scale: "Study | None" = None
     paper_numbers: Mapping[str, str] = field(default_factory=dict)
     groups: Mapping[str, str] = field(default_factory=dict)
     base: str | None = None
@@ -160,6 +184,19 @@ class Study:
         if self.inspects:
             return INSPECTED_COLUMNS
         return ("run", *self.all_axes, *self.groups, SEED, LR, *RESULT_COLUMNS, *few_shot)
+
+    @property
+    def pretraining_data(self) -> dict[str, tuple[str, ...]]:
+        """Names of the datasets that the first stage is trained on, each with those that are added to it."""
+        added: dict[str, list[str]] = {}
+        for labels in itertools.product(*(axis.values() for axis in self.axes.values())):
+            settings: dict[str, object] = {}
+            for each in (self.settings, *labels):
+                settings |= flatten_settings(each)
+            path, extra = str(settings.get("data.path", UPSTREAM)), settings.get("data.add", ())
+            names = added.setdefault(path, [])
+            names += [str(each) for each in extra if str(each) not in names] if isinstance(extra, list | tuple) else []
+        return {path: tuple(names) for path, names in added.items() if path in self.data}
 
     def labels_of(self, axis: str) -> tuple[str, ...]:
         """Return the labels of an axis, or the values of a column of groups."""
@@ -191,14 +228,12 @@ class Study:
         for axis, labels in self.quick.items():
             self._check_axis(axis, f"{self.name}: quick")
             self._check_labels(axis, labels, f"{self.name}: quick")
-        if self.rates and self.tune_by is None:
-            raise ConfigError(f"{self.name}: rates need tune_by, the axis for whose labels they are chosen")
         if self.tune_by is not None:
             self._check_axis(self.tune_by, f"{self.name}: tune_by")
 
     def _check_claim(self, claim: Claim, where: str) -> None:
         self._check_column(claim.column, where)
-        for axis in (claim.axis, *claim.conditions, *filter(None, (claim.best_of,))):
+        for axis in (claim.axis, *(each.axis for each in claim.conditions), *filter(None, (claim.best_of,))):
             self._check_axis(axis, where)
         if claim.kind in KINDS_OVER_X:
             if claim.x is None:
@@ -212,8 +247,8 @@ class Study:
             )
         if not self.inspects:
             self._check_labels(claim.axis, claim.labels, where)
-            for axis, label in claim.conditions.items():
-                self._check_labels(axis, (label,), where)
+            for condition in claim.conditions:
+                self._check_labels(condition.axis, (condition.label,), where)
 
     def _check_labels(self, axis: str, labels: Iterable[str], where: str) -> None:
         expected = self.labels_of(axis)
@@ -265,6 +300,7 @@ class Study:
         left_out = {label for labels in self.all_axes.values() for label in labels} - {
             label for labels in quick.all_axes.values() for label in labels
         }
+        left_out -= {name for names in quick.pretraining_data.values() for name in names}
         quick = replace(quick, data=tuple(name for name in self.data if name not in left_out))
         return replace(quick, claims=tuple(map(quick._reduce_claim, self.claims)))
 
@@ -275,12 +311,23 @@ class Study:
         axes = {axis: {**values, **self.large.get(axis, {})} for axis, values in self.axes.items()}
         return replace(self, axes=axes, large={})
 
+    def make_paper_scale(self) -> "Study":
+        """Return the study with the paper's models, data and steps."""
+        if self.at_paper_scale is None:
+            raise ConfigError(f"{self.name} trains nothing at the paper's scale", hint="leave out --paper-scale")
+        return self.at_paper_scale
+
     def _reduce_claim(self, claim: Claim) -> Claim:
         """Return a claim about those of its labels that the study has, if there are enough."""
         if self.inspects:
             return claim
         labels = tuple(label for label in claim.labels if label in self.labels_of(claim.axis))
-        return replace(claim, labels=labels) if len(labels) > 1 else claim
+        where = tuple(
+            text
+            for text, condition in zip(claim.where, claim.conditions, strict=True)
+            if condition.is_equal or condition.label in self.labels_of(condition.axis)
+        )
+        return replace(claim, labels=labels, where=where) if len(labels) > 1 else claim
 
 
 def group_label(label: str) -> str:

@@ -1,8 +1,9 @@
 """Table 8: position embeddings. 32-pixel ViT, half a million images, few-shot accuracy."""
 
+from dataclasses import replace
 from functools import partial
 
-from vitkit.studies.families import UPSTREAM_SETTINGS, few_shot_study, vit
+from vitkit.studies.families import RATES, UPSTREAM_SETTINGS, few_shot_study, paper_run, scale_up, vit
 from vitkit.studies.study import Claim, FewShot, Figure
 
 INJECTIONS = {"stem": "stem", "every": "every_layer", "shared": "shared"}
@@ -10,7 +11,7 @@ KINDS = {"1-D": "learned_1d", "2-D": "learned_2d"}
 LEARNED = tuple(f"{kind} {injection}" for kind in KINDS for injection in INJECTIONS)
 position_claim = partial(Claim, column="downstream_10shot", axis="positions")
 
-STUDY = few_shot_study(
+LAPTOP = few_shot_study(
     name="table8",
     title="Position embeddings",
     paper="Table 8",
@@ -28,6 +29,8 @@ STUDY = few_shot_study(
         }
     },
     settings=dict(UPSTREAM_SETTINGS) | dict(vit()),
+    rates=RATES,
+    tune_at={"positions": "1-D stem"},
     measures=(FewShot(shots=(5, 10)),),
     seeds=5,
     claims=(
@@ -63,3 +66,4 @@ STUDY = few_shot_study(
     hours="6 to 13",
     notes="The paper's numbers are ImageNet 5-shot accuracies of B/16.",
 )
+STUDY = replace(LAPTOP, at_paper_scale=scale_up(LAPTOP, settings=paper_run("jft300m-b16"), seeds=3))

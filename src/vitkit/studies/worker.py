@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from vitkit.core.config import from_mapping, to_mapping
-from vitkit.core.errors import DataError, TrainingError, VitkitError, did_you_mean, summarize
+from vitkit.core.errors import DataError, TrainingError, VitkitError, did_you_mean
 from vitkit.core.files import write_text
 from vitkit.core.signals import EXIT_INTERRUPTED, StopFlag, catch_stop_signals
 from vitkit.data.dataset import ImageSource, subsample
@@ -27,10 +27,10 @@ from vitkit.data.layouts.registry import open_dataset
 from vitkit.data.verify import read_bad_files
 from vitkit.evaluation.features import LabeledFeatures, compute_features
 from vitkit.evaluation.fewshot import fewshot_splits, score_shots
-from vitkit.studies.duplicates import FILE as DUPLICATES_FILE
+from vitkit.studies.duplicates import duplicates_file
 from vitkit.studies.plan import StudyRun
-from vitkit.studies.records import read_record, result_file, run_path
-from vitkit.studies.study import RUNS, UPSTREAM, FewShot, Study
+from vitkit.studies.records import explain_failure, read_record, result_file, run_path
+from vitkit.studies.study import RUNS, FewShot, Study
 from vitkit.training.callbacks import Callback
 from vitkit.training.config import RunConfig
 from vitkit.training.run import run_training
@@ -102,9 +102,10 @@ def adapt_data(config: RunConfig, out: Path, *, data: Mapping[str, str]) -> RunC
     settings: dict[str, object] = {}
     if config.data.layout == VAL_AS_TEST and not has_only_val(config.data.path):
         settings["data.layout"] = None
-    duplicates = out / DUPLICATES_FILE
-    if config.data.path == data.get(UPSTREAM) and duplicates.exists() and read_bad_files(duplicates):
-        settings["data.exclude"] = str(duplicates)
+    for name, path in data.items():
+        file = duplicates_file(out, name)
+        if config.data.path == path and file.exists() and read_bad_files(file):
+            settings["data.exclude"] = str(file)
     return config.override(settings) if settings else config
 
 
@@ -232,14 +233,14 @@ def main() -> int:
         try:
             return 0 if execute(job, callback=Callback(), stop=stop) else EXIT_INTERRUPTED
         except MemoryError:
-            error: Exception = TrainingError("out of memory", hint="lower schedule.batch_size or --jobs")
+            error: VitkitError = TrainingError("out of memory", hint="lower schedule.batch_size or --jobs")
         except VitkitError as raised:
             error = raised
         except RuntimeError as raised:  # torch's allocator raises no MemoryError
             if "memory" not in str(raised):
                 raise
             error = TrainingError("out of memory", hint="lower schedule.batch_size or --jobs")
-    sys.stderr.write(summarize(error) + "\n")
+    sys.stderr.write(explain_failure(error) + "\n")
     return 1
 
 

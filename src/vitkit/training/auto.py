@@ -17,7 +17,6 @@ from vitkit.core.formatting import format_plural
 from vitkit.core.lock import lock_directory
 from vitkit.core.signals import StopFlag, StopRequested
 from vitkit.data.dataset import Dataset
-from vitkit.data.layouts.registry import open_dataset
 from vitkit.data.verify import exclude_files, read_bad_files
 from vitkit.inference.packed import has_bf16_instructions
 from vitkit.training.auto_state import (
@@ -55,7 +54,7 @@ from vitkit.training.budget import (
 from vitkit.training.build import fit_channels, resolve_workers
 from vitkit.training.callbacks import Callback
 from vitkit.training.config import RunConfig
-from vitkit.training.data import RunData, check_finished_data, check_run_images, open_run_data
+from vitkit.training.data import RunData, check_finished_data, check_run_images, open_config_dataset, open_run_data
 from vitkit.training.distributed import Ranks, join_ranks, run_on_main
 from vitkit.training.loop import DivergedError
 from vitkit.training.probe import Probe, Prober, choose_probe, probe_sizes, resize_bundle
@@ -133,7 +132,7 @@ class AutoRun:
         with lock_directory(self.run_dir.path) if self.ranks.is_main else nullcontext():
             run_on_main(self.ranks, lambda _: write_state(self.run_dir, state))
             self.owns_files = True
-            dataset = self.dataset or open_dataset(self.request.tuned.data.path, layout=self.request.tuned.data.layout)
+            dataset = self.dataset or open_config_dataset(self.request.tuned.data)
             tuned, scratch = self.fix_data(dataset)
             data = open_run_data(self.context(tuned, dataset))
             check_run_images(data, self.callback)

@@ -79,6 +79,7 @@ class DataConfig:
             labels use all images.
         preprocessing: Name of an origin; None uses the preprocessing of the initial weights, else squashes the image.
         exclude: CSV file with the columns file and reason, as bad_files.csv: images that are left out.
+        add: Labeled datasets with the same splits, whose images and classes are added; classes of equal name are one.
         max_bad_fraction: Fraction of unreadable images above which the run fails.
         workers: Processes that load images; None uses the available cores.
     """
@@ -93,6 +94,7 @@ class DataConfig:
     preprocessing: str | None = None
     verify: bool = True
     exclude: str | None = None
+    add: tuple[str, ...] = ()
     max_bad_fraction: float = 0.2
     workers: int | None = None
     fractals: FractalConfig = FractalConfig()

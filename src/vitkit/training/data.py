@@ -18,6 +18,7 @@ from vitkit.data.dataset import (
     subsample,
 )
 from vitkit.data.fingerprint import Fingerprint, describe_changes, fingerprint_contents
+from vitkit.data.joined import join_datasets
 from vitkit.data.layouts.base import check_several_classes
 from vitkit.data.layouts.files import list_left_out
 from vitkit.data.layouts.registry import open_dataset
@@ -67,11 +68,17 @@ class RunData:
         return f"{self.layout}: {classes}, images: {counts}"
 
 
+def open_config_dataset(config: DataConfig) -> Dataset:
+    """Open the dataset of a configuration, with those that are added to it."""
+    dataset = open_dataset(config.path, layout=config.layout, fractals=config.fractals)
+    return join_datasets([dataset, *map(open_dataset, config.add)]) if config.add else dataset
+
+
 def open_run_data(context: RunContext) -> RunData:
     """Open the dataset, exclude unreadable images, and hold out validation images if it has none."""
     config, run_dir = context.config, context.run_dir
     data, needs_labels = config.data, config.objective.needs_labels
-    dataset = context.dataset or open_dataset(data.path, layout=data.layout, fractals=data.fractals)
+    dataset = context.dataset or open_config_dataset(data)
     if needs_labels and not dataset.classes:
         raise DataError(
             f"{data.path}: the images have no labels ({dataset.layout})",
@@ -206,8 +213,8 @@ def apply_run_splits(run_dir: RunDir, dataset: Dataset) -> Dataset:
     config = run_dir.read_config().data
     if Path(config.path).resolve() != Path(dataset.path).resolve():
         return dataset
-    if config.layout == "val-as-test" and "test" not in dataset.splits:
-        dataset = open_dataset(dataset.path, layout=config.layout)
+    if config.add or (config.layout == "val-as-test" and "test" not in dataset.splits):
+        dataset = open_config_dataset(config)
     bad = read_bad_files(run_dir.bad_files) if run_dir.bad_files.exists() else []
     return replace(dataset, splits=split_dataset(config, dataset, bad).splits)
 

@@ -15,7 +15,6 @@ from vitkit.core.files import write_json
 from vitkit.core.formatting import format_clock
 from vitkit.core.result import to_json
 from vitkit.core.signals import StopFlag, StopRequested
-from vitkit.data.layouts.registry import open_dataset
 from vitkit.data.verify import skip_unreadable
 from vitkit.evaluation.evaluation import choose_split
 from vitkit.evaluation.leaderboard import LeaderboardScore
@@ -23,6 +22,7 @@ from vitkit.evaluation.protocols import Protocol, evaluate_protocol, prepare
 from vitkit.training.build import resolve_workers
 from vitkit.training.callbacks import Callback
 from vitkit.training.config import ParallelConfig, RunConfig
+from vitkit.training.data import open_config_dataset
 from vitkit.training.distributed import Ranks, join_ranks, run_on_main
 from vitkit.training.run import SWEEP_FILE, run_sweep, run_training, with_lr
 from vitkit.training.run_dir import TRIALS_DIR, RunDir
@@ -110,7 +110,7 @@ def choose_layout(task: SuiteTask, out: Path) -> str | None:
     if run_dir.config.exists():  # if the layout changed, `check_same_settings` and the run raise the error
         was_val_as_test = data.layout is None and run_dir.read_config().data.layout == VAL_AS_TEST
         return VAL_AS_TEST if was_val_as_test else data.layout
-    splits = open_dataset(data.path, layout=data.layout, fractals=data.fractals).splits
+    splits = open_config_dataset(data).splits
     if "test" in splits:
         return data.layout
     if "val" in splits and data.layout is None:
@@ -223,7 +223,7 @@ def evaluate_task(
     """Evaluate the model of a task by its protocol, and write the result."""
     data, trained = task.config.data, task_dir(replace(task, dataset=task.model_from or ""), out)
     bundle = load_bundle(task.config.model.init or "" if task.model_from == INITIAL_WEIGHTS else trained)
-    split, source = choose_split(open_dataset(data.path, layout=data.layout, fractals=data.fractals))
+    split, source = choose_split(open_config_dataset(data))
     prepared = prepare(task.protocol, source, bundle=bundle, path=data.path)
     workers = resolve_workers(task.config)
 

@@ -67,6 +67,17 @@ def read_progress(checkpoint: Path) -> Mapping[str, object]:
 
 def read_unfinished_run(path: Path) -> tuple[ModelBundle, str]:
     """Return the model of the first intact checkpoint, and the name of the checkpoint."""
+    damaged: WeightsError | None = None
+    for checkpoint in find_checkpoints(path):
+        try:
+            return read_checkpoint(path, checkpoint), checkpoint.name
+        except WeightsError as error:
+            damaged = damaged or error
+    raise damaged or WeightsError(f"{path}: the run has no checkpoint", hint="start it again")
+
+
+def read_checkpoint(path: Path, checkpoint: Path) -> ModelBundle:
+    """Return the model of a checkpoint of the run at a path."""
     description = read_json(path / DESCRIPTION)
     try:
         fields, labels = description["model"], tuple(map(str, description["labels"]))
@@ -78,19 +89,11 @@ def read_unfinished_run(path: Path) -> tuple[ModelBundle, str]:
         raise
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise WeightsError(f"{path / DESCRIPTION}: not the model of a run: {summarize(error)}") from error
-    damaged: WeightsError | None = None
-    for checkpoint in find_checkpoints(path):
-        try:
-            read_progress(checkpoint)
-            state = select_weights(artifact_io.read_tensors(checkpoint / TENSORS), config)
-        except WeightsError as error:
-            damaged = damaged or error
-            continue
-        bundle = ModelBundle(
-            name=str(description["name"]), config=config, state=state, preprocessing=preprocessing, labels=labels
-        )
-        return bundle, checkpoint.name
-    raise damaged or WeightsError(f"{path}: the run has no checkpoint", hint="start it again")
+    read_progress(checkpoint)
+    state = select_weights(artifact_io.read_tensors(checkpoint / TENSORS), config)
+    return ModelBundle(
+        name=str(description["name"]), config=config, state=state, preprocessing=preprocessing, labels=labels
+    )
 
 
 def select_weights(tensors: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:

@@ -162,7 +162,12 @@ def _read_binary(content: bytes, *, fine: bool, where: str) -> CifarBatch:
     """Read rows of one label (CIFAR-100: coarse and fine) and 3 × 32 × 32 bytes."""
     row_size = PIXELS + (2 if fine else 1)
     if len(content) % row_size:
-        raise DataError(f"{where} is damaged", expected=f"a multiple of {row_size} bytes", got=len(content))
+        raise DataError(
+            f"{where} is damaged",
+            expected=f"a multiple of {row_size} bytes",
+            got=len(content),
+            hint="download the dataset again",
+        )
     rows = np.frombuffer(content, dtype=np.uint8).reshape(-1, row_size)
     return _to_hwc(rows[:, -PIXELS:]), rows[:, -PIXELS - 1].astype(np.int64)
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import gc
 import os
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import jaxtyping
 import pytest
 import torch
 from hypothesis import settings
+from quick_runs import shorten_runs
 from security import audit
 from soak.victim import Launcher
 from xdist.remote import Producer
@@ -42,6 +44,7 @@ def pytest_configure(config: pytest.Config) -> None:
     audit.install(config)
     os.environ.setdefault("HF_HUB_OFFLINE", "1")  # runs look for default weights
     settings.load_profile("ci" if os.environ.get("CI") else "local")
+    jaxtyping.config.update("jaxtyping_disable", True)  # modules build parameters with functions that tests check
     if "PYTEST_XDIST_WORKER" in os.environ:
         torch.set_num_threads(1)  # the workers share the cores
 
@@ -53,6 +56,12 @@ def pytest_sessionstart() -> None:
     if "PYTEST_XDIST_WORKER" not in os.environ:
         with contextlib.suppress(EngineError):
             build_library()
+
+
+def pytest_collection_finish() -> None:
+    """Prepare a process that runs tests."""
+    gc.freeze()  # garbage collections skip what all modules imported
+    shorten_runs()
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -70,23 +79,33 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     def order(item: pytest.Item) -> int:
         if has_module_fixtures(item.path):
             return 0
-        return 1 if item.path.parent.parent == TESTS and item.path.parent.name in SLOW_DIRECTORIES else 2
+        return 1 if is_slow(item.path) else 2
 
     items.sort(key=order)
 
 
 class ModuleFixtureScheduling(LoadScopeScheduling):
-    """Scheduler that sends a test to any free worker, except that modules with module fixtures stay together."""
+    """Scheduler that sends a test to any free worker, except that modules with module fixtures stay together.
+
+    So do the cases of a quick test, most of which take less time than a message to a worker.
+    """
 
     def _split_scope(self, nodeid: str) -> str:
-        module = nodeid.partition("::")[0]
-        return module if has_module_fixtures(self.config.rootpath / module) else nodeid
+        path = nodeid.partition("::")[0]
+        module = self.config.rootpath / path
+        if has_module_fixtures(module):
+            return path
+        return nodeid if is_slow(module) else nodeid.partition("[")[0]
 
 
 @functools.cache
 def has_module_fixtures(module: Path) -> bool:
     """Return whether tests of a module share a server, runs or files, which each worker would create again."""
     return module.suffix == ".py" and '(scope="module")' in module.read_text(encoding="utf-8")
+
+
+def is_slow(module: Path) -> bool:
+    return module.parent.parent == TESTS and module.parent.name in SLOW_DIRECTORIES
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadScopeScheduling:

@@ -4,6 +4,7 @@ import contextlib
 import functools
 import gc
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -25,9 +26,9 @@ if (
     "VITKIT_TEST_GPU" not in os.environ
 ):  # figures of the tests are those of CPUs; processes that they start inherit this
     os.environ |= {"CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": ""}
-WITHOUT_TYPE_CHECKS = {"api", "cli", "docs", "report", "security", "server", "training"}
-"""Directories of tests of whole commands and public functions, where checks of shapes and types at run time take more
-than half of the time, and would reject wrong arguments before the function can explain them.
+WITHOUT_TYPE_CHECKS = {"api", "cli", "docs", "oracle", "report", "security", "server", "training"}
+"""Directories of tests of whole commands, public functions and models, where checks of shapes and types at run time
+take more than half of the time, and would reject wrong arguments before the function can explain them.
 
 The same functions are checked in the directories of their packages, and training in the modules below.
 """
@@ -77,15 +78,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Run modules that stay together first and the shortest tests last, so that all workers end at the same time."""
 
     def order(item: pytest.Item) -> int:
-        if has_module_fixtures(item.path):
+        if has_shared_state(item.path):
             return 0
         return 1 if is_slow(item.path) else 2
 
     items.sort(key=order)
 
 
-class ModuleFixtureScheduling(LoadScopeScheduling):
-    """Scheduler that sends a test to any free worker, except that modules with module fixtures stay together.
+class SharedStateScheduling(LoadScopeScheduling):
+    """Scheduler that sends a test to any free worker, except that modules whose tests share values stay together.
 
     So do the cases of a quick test, most of which take less time than a message to a worker.
     """
@@ -93,15 +94,17 @@ class ModuleFixtureScheduling(LoadScopeScheduling):
     def _split_scope(self, nodeid: str) -> str:
         path = nodeid.partition("::")[0]
         module = self.config.rootpath / path
-        if has_module_fixtures(module):
+        if has_shared_state(module):
             return path
         return nodeid if is_slow(module) else nodeid.partition("[")[0]
 
 
 @functools.cache
-def has_module_fixtures(module: Path) -> bool:
-    """Return whether tests of a module share a server, runs or files, which each worker would create again."""
-    return module.suffix == ".py" and '(scope="module")' in module.read_text(encoding="utf-8")
+def has_shared_state(module: Path) -> bool:
+    """Return whether tests of a module share a server, runs, files or values, which each worker would create again."""
+    if module.suffix != ".py":
+        return False
+    return bool(re.search(r'\(scope="module"\)|^@cache$', module.read_text(encoding="utf-8"), flags=re.MULTILINE))
 
 
 def is_slow(module: Path) -> bool:
@@ -109,7 +112,7 @@ def is_slow(module: Path) -> bool:
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadScopeScheduling:
-    return ModuleFixtureScheduling(config, log)
+    return SharedStateScheduling(config, log)
 
 
 @pytest.fixture(autouse=True)

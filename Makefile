@@ -13,6 +13,9 @@ setup: $(VENV)/.dev
 demo: $(VENV)/.user
 	$(BIN)/vitkit demo
 
+# Bytecode is kept, or each of the many processes would compile vitkit and the tests again.
+test soak: export PYTHONDONTWRITEBYTECODE =
+
 test: $(VENV)/.dev
 	$(BIN)/python -m pytest
 

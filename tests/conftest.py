@@ -2,7 +2,9 @@
 
 import contextlib
 import functools
+import gc
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,6 +15,7 @@ import jaxtyping
 import pytest
 import torch
 from hypothesis import settings
+from quick_runs import shorten_runs
 from security import audit
 from soak.victim import Launcher
 from xdist.remote import Producer
@@ -23,9 +26,9 @@ if (
     "VITKIT_TEST_GPU" not in os.environ
 ):  # figures of the tests are those of CPUs; processes that they start inherit this
     os.environ |= {"CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": ""}
-WITHOUT_TYPE_CHECKS = {"api", "cli", "docs", "report", "security", "server", "training"}
-"""Directories of tests of whole commands and public functions, where checks of shapes and types at run time take more
-than half of the time, and would reject wrong arguments before the function can explain them.
+WITHOUT_TYPE_CHECKS = {"api", "cli", "docs", "oracle", "report", "security", "server", "training"}
+"""Directories of tests of whole commands, public functions and models, where checks of shapes and types at run time
+take more than half of the time, and would reject wrong arguments before the function can explain them.
 
 The same functions are checked in the directories of their packages, and training in the modules below.
 """
@@ -42,6 +45,7 @@ def pytest_configure(config: pytest.Config) -> None:
     audit.install(config)
     os.environ.setdefault("HF_HUB_OFFLINE", "1")  # runs look for default weights
     settings.load_profile("ci" if os.environ.get("CI") else "local")
+    jaxtyping.config.update("jaxtyping_disable", True)  # modules build parameters with functions that tests check
     if "PYTEST_XDIST_WORKER" in os.environ:
         torch.set_num_threads(1)  # the workers share the cores
 
@@ -53,6 +57,12 @@ def pytest_sessionstart() -> None:
     if "PYTEST_XDIST_WORKER" not in os.environ:
         with contextlib.suppress(EngineError):
             build_library()
+
+
+def pytest_collection_finish() -> None:
+    """Prepare a process that runs tests."""
+    gc.freeze()  # garbage collections skip what all modules imported
+    shorten_runs()
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -68,29 +78,41 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Run modules that stay together first and the shortest tests last, so that all workers end at the same time."""
 
     def order(item: pytest.Item) -> int:
-        if has_module_fixtures(item.path):
+        if has_shared_state(item.path):
             return 0
-        return 1 if item.path.parent.parent == TESTS and item.path.parent.name in SLOW_DIRECTORIES else 2
+        return 1 if is_slow(item.path) else 2
 
     items.sort(key=order)
 
 
-class ModuleFixtureScheduling(LoadScopeScheduling):
-    """Scheduler that sends a test to any free worker, except that modules with module fixtures stay together."""
+class SharedStateScheduling(LoadScopeScheduling):
+    """Scheduler that sends a test to any free worker, except that modules whose tests share values stay together.
+
+    So do the cases of a quick test, most of which take less time than a message to a worker.
+    """
 
     def _split_scope(self, nodeid: str) -> str:
-        module = nodeid.partition("::")[0]
-        return module if has_module_fixtures(self.config.rootpath / module) else nodeid
+        path = nodeid.partition("::")[0]
+        module = self.config.rootpath / path
+        if has_shared_state(module):
+            return path
+        return nodeid if is_slow(module) else nodeid.partition("[")[0]
 
 
 @functools.cache
-def has_module_fixtures(module: Path) -> bool:
-    """Return whether tests of a module share a server, runs or files, which each worker would create again."""
-    return module.suffix == ".py" and '(scope="module")' in module.read_text(encoding="utf-8")
+def has_shared_state(module: Path) -> bool:
+    """Return whether tests of a module share a server, runs, files or values, which each worker would create again."""
+    if module.suffix != ".py":
+        return False
+    return bool(re.search(r'\(scope="module"\)|^@cache$', module.read_text(encoding="utf-8"), flags=re.MULTILINE))
+
+
+def is_slow(module: Path) -> bool:
+    return module.parent.parent == TESTS and module.parent.name in SLOW_DIRECTORIES
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadScopeScheduling:
-    return ModuleFixtureScheduling(config, log)
+    return SharedStateScheduling(config, log)
 
 
 @pytest.fixture(autouse=True)

@@ -217,6 +217,7 @@ def to_json(result: Any) -> Any:
     return [to_json(each) for each in result] if isinstance(result, list) else result
 
 
+@pytest.mark.usefixtures("forked_examples")
 @pytest.mark.parametrize("name", CASES)
 def test_command_prints_the_result_of_its_function(name: str, copies: Iterator[Path], capsys) -> None:
     arguments, call = CASES[name]

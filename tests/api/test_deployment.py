@@ -89,6 +89,7 @@ def test_wrong_benchmark_arguments_are_an_error(options: Any, error: type[Except
 # export
 
 
+@pytest.mark.usefixtures("forked_examples")
 def test_repeated_export_changes_nothing(shell: Shell) -> None:
     result = vitkit.export("model", "out", to="google", images="photos", progress=False)
     assert result.files == tuple(sorted(path.name for path in Path("out").iterdir()))
@@ -99,6 +100,7 @@ def test_repeated_export_changes_nothing(shell: Shell) -> None:
     assert "\n" not in repr(result)
 
 
+@pytest.mark.usefixtures("forked_examples")
 def test_model_in_memory_is_exported(tmp_path: Path) -> None:
     model, images = make_model(), [(np.zeros((9, 9, 3), dtype=np.uint8), "any")]
     result = vitkit.export(model, tmp_path / "weights.npz", to="google", images=images, progress=False)

@@ -10,8 +10,8 @@ import vitkit
 torch.manual_seed(0)
 for name, image_size, settings in [
     ("Ti/16", 32, {"depth": 2}),
-    ("Ti/16", 32, {"depth": 2, "positions.kind": "rotary", "tokens.registers": 2}),
-    ("Ti/16", 32, {"depth": 2, "positions.kind": "relative"}),
+    ("Ti/16", 32, {"depth": 1, "positions.kind": "rotary", "tokens.registers": 2}),
+    ("Ti/16", 32, {"depth": 1, "positions.kind": "relative"}),
     ("R26+S/32", 64, {"depth": 1, "backbone.units": [1]}),
     ("BiT-R50x1", 64, {"units": [1, 1]}),
 ]:

@@ -66,13 +66,14 @@ def kills(
     seed: int = 0,
     ranks: int = 1,
     mode: str = "",
+    steps: int = STEPS,
     reference: Run | None = None,
 ) -> Finding:
     """R1: SIGKILL at random moments, half of them inside a checkpoint write, and the same command again."""
     name = "one process" if ranks == 1 else f"{mode} on {ranks} ranks"
     finding = Finding(f"R1 SIGKILL, {name}", {"kills": 0, "inside a checkpoint write": 0, "runs compared": 0})
     chance = random.Random(seed)
-    settings = (f"parallel.mode={mode}", *divisible_batch(ranks)) if mode else ()
+    settings = (f"schedule.steps={steps}", *((f"parallel.mode={mode}", *divisible_batch(ranks)) if mode else ()))
     reference = reference or Run(folder / "reference", settings)
     start = time.monotonic()
     finish(launcher, reference, ranks=ranks)

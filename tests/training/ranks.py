@@ -10,6 +10,10 @@ from pathlib import Path
 
 import torch
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from quick_runs import shorten_runs
+
 from vitkit.core.config import load_toml
 from vitkit.core.errors import VitkitError
 from vitkit.core.signals import StopFlag
@@ -32,6 +36,7 @@ class StopAt(Callback):
 
 def main(jobs: Path) -> None:
     torch.set_num_threads(1)
+    shorten_runs()
     with join_ranks(ParallelConfig(timeout=600.0)):
         run_jobs(jobs)
 

@@ -38,7 +38,7 @@ def test_killed_run_is_bit_exact(launcher: Launcher, reference: Run, tmp_path: P
 
 @pytest.mark.parametrize("mode", ["ddp", "fsdp2"])
 def test_killed_ranks_resume_to_the_same_result(launcher: Launcher, tmp_path: Path, mode: str) -> None:
-    assert check(faults.kills(launcher, tmp_path, count=1, ranks=2, mode=mode))
+    assert check(faults.kills(launcher, tmp_path, count=1, ranks=2, mode=mode, steps=18))
 
 
 def test_stopped_run_resumes_exactly(launcher: Launcher, tmp_path: Path) -> None:

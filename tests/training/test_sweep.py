@@ -1,9 +1,6 @@
 """Learning-rate sweeps: choice on held-out images, final run on all images, resume."""
 
 import json
-import os
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -140,18 +137,10 @@ Path(sys.argv[2] + os.environ["RANK"]).write_text(json.dumps(exists))
 """
 
 
-def test_every_rank_finds_the_sweep_result(config, tmp_path):
+def test_every_rank_finds_the_sweep_result(config, launcher, tmp_path):
     (tmp_path / "run.toml").write_text(to_toml(config), encoding="utf-8")
-    (tmp_path / "ranks.py").write_text(ON_EVERY_RANK, encoding="utf-8")
-    done = subprocess.run(
-        [
-            *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"),
-            *(str(tmp_path / each) for each in ("ranks.py", "run.toml", "out")),
-        ],
-        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": ""},
-        capture_output=True,
-        timeout=900,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr.decode()[-3000:]
+    script = tmp_path / "ranks.py"
+    script.write_text(ON_EVERY_RANK, encoding="utf-8")
+    arguments = (str(tmp_path / each) for each in ("run.toml", "out"))
+    launcher.run_ranks(script, *arguments, ranks=2, log=tmp_path / "output")
     assert [(tmp_path / f"out{rank}").read_text() for rank in (0, 1)] == ["true", "true"]

@@ -31,6 +31,8 @@ from vitkit.weights.load import load_bundle
 from vitkit.zoo.registry import get_model_name
 from vitkit.zoo.variants import ModelConfig
 
+pytestmark = pytest.mark.usefixtures("without_type_checks")  # other modules check the functions of each format
+
 SCRIPT = Path(__file__).parents[2] / "docs" / "formats.py"
 OUT = {"npz": "model.npz", "torch": "model.pth", "safetensors": "folder"}
 ANY_SIZE = ("bit", "dinov3")

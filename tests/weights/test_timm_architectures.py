@@ -25,6 +25,8 @@ from vitkit.weights.formats.base import FileMetadata
 from vitkit.weights.formats.registry import parse_format
 from vitkit.weights.formats.timm.architectures import ARCHITECTURES
 
+pytestmark = pytest.mark.usefixtures("without_type_checks")  # test_timm_names.py checks the functions of the format
+
 
 @cache
 def small_architectures() -> tuple[Inspected, ...]:

@@ -55,7 +55,7 @@ def command(out: Path, settings: tuple[str, ...], force: bool, as_json: bool, **
 
 
 def _print_result(result: "ExportResult") -> None:
-    from vitkit.data.layouts.files import shorten_list
+    from vitkit.core.formatting import shorten_list
 
     rows = [
         ("to", result.title),

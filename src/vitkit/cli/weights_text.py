@@ -4,9 +4,8 @@ import math
 from collections.abc import Mapping, Sequence
 
 from vitkit.cli.console import print_sections, stdout_console
-from vitkit.core.formatting import format_count, format_plural, format_value, safe_text
+from vitkit.core.formatting import format_count, format_plural, format_value, safe_text, shorten_list
 from vitkit.core.sizes import format_size
-from vitkit.data.layouts.files import shorten_list
 from vitkit.model.config import ViTConfig
 from vitkit.weights.adapt import AdaptResult
 from vitkit.weights.bundle import are_class_numbers

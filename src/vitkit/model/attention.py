@@ -31,7 +31,7 @@ def scaled_dot_product_attention(
 ) -> Float[Tensor, "B A Q V"]:
     """Compute attention with PyTorch's fused kernel, except for training in bfloat16 on a CPU.
 
-    There its backward pass takes two to ten times as long as that of the matrix products; bench/attention.py measures both.
+    There its backward pass takes two to ten times as long as that of matrix products: see bench/attention.py.
 
     >>> scaled_dot_product_attention(torch.ones(1, 2, 3, 4), torch.ones(1, 2, 5, 4), torch.ones(1, 2, 5, 6)).shape
     torch.Size([1, 2, 3, 6])

@@ -137,6 +137,22 @@ def test_non_finite_update_is_skipped_and_counted(where) -> None:
     assert not equal(snapshot(trainer), before)
 
 
+def test_gathered_weights_are_freed_after_evaluation(monkeypatch: pytest.MonkeyPatch) -> None:
+    """FSDP2 may keep them, and would then train with the averaged weights of the evaluation."""
+    calls: list[str] = []
+
+    class Sharded(nn.Sequential):
+        def reshard(self) -> None:
+            calls.append("reshard")
+
+    monkeypatch.setattr("vitkit.training.distributed.FSDPModule", Sharded)
+    trainer = make_trainer()
+    trainer.model = Sharded(trainer.model)
+    with trainer.evaluation_mode():
+        calls.append("evaluate")
+    assert calls == ["evaluate", "reshard"]
+
+
 def test_non_finite_micro_batch_skips_the_update() -> None:
     trainer = make_trainer(replace(CONFIG, schedule=replace(CONFIG.schedule, accumulate=2)))
     before = snapshot(trainer)

@@ -113,6 +113,13 @@ def test_unknown_format_is_an_error_with_a_hint(shell):
     assert "--format" in result.hints[0]
 
 
+def test_resnet_of_big_vision_is_named(shell):
+    save_npz("resnet.npz", {"root_block/conv_root/kernel": torch.zeros(7, 7, 3, 64)})
+    result = shell("weights", "info", "resnet.npz")
+    assert "a ResNet with big_vision's names is not supported" in result.errors[0]
+    assert "Big Transfer" in result.hints[0]
+
+
 def test_weight_file_of_an_artifact_means_the_artifact(shell):
     result = shell("weights", "info", "small/model.safetensors", "--json")
     assert (result.json["format"], result.json["labels"]) == ("vitkit", list(LABELS))

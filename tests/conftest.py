@@ -26,14 +26,14 @@ if (
     "VITKIT_TEST_GPU" not in os.environ
 ):  # figures of the tests are those of CPUs; processes that they start inherit this
     os.environ |= {"CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": ""}
-WITHOUT_TYPE_CHECKS = {"api", "cli", "docs", "oracle", "report", "security", "server", "training"}
-"""Directories of tests of whole commands, public functions and models, where checks of shapes and types at run time
-take more than half of the time, and would reject wrong arguments before the function can explain them.
+WITHOUT_TYPE_CHECKS = {"api", "cli", "docs", "report", "security", "server", "training"}
+"""Directories of tests of whole commands and public functions, where checks of shapes and types at run time take more
+than half of the time, and would reject wrong arguments before the function can explain them.
 
 The same functions are checked in the directories of their packages, and training in the modules below.
 """
 WITH_TYPE_CHECKS = {"test_every_objective.py", "test_loop.py", "test_muon.py", "test_optim.py", "test_trainer.py"}
-SLOW_DIRECTORIES = WITHOUT_TYPE_CHECKS | {"exporters", "weights"}
+SLOW_DIRECTORIES = WITHOUT_TYPE_CHECKS | {"exporters", "inference", "oracle", "studies", "weights"}
 collect_ignore = ["security/listening"]  # imported by server processes, which have an audit of their own
 
 # No deadline: models are slow to build and machines are busy. The same examples run every time.

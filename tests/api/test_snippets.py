@@ -21,6 +21,8 @@ from torch.nn.functional import cross_entropy
 import vitkit
 import vitkit.api.training
 
+pytestmark = pytest.mark.usefixtures("forked_examples")
+
 NAMES = ("ants", "bees", "cats")
 
 
@@ -313,7 +315,8 @@ def test_37_lightning() -> None:
 
 COMPILE_AND_EXPORT = """
 import torch, vitkit
-m, x = vitkit.create("Ti/16", num_classes=10), torch.rand(2, 3, 224, 224)
+m = vitkit.create("Ti/16", num_classes=10, settings={"depth": 2})
+x = torch.rand(2, 3, 224, 224)
 assert torch.compile(m, fullgraph=True, backend="aot_eager")(x).shape == (2, 10)
 program = torch.export.export(m.eval(), (x,), dynamic_shapes=({0: torch.export.Dim("B")},))
 assert program.module()(torch.rand(3, 3, 224, 224)).shape == (3, 10)

@@ -812,9 +812,9 @@ def storage_that_is_packed(folder: Path) -> Path:
 
 
 @rejected("larger than the file")
-def thousand_names_for_one_storage(folder: Path) -> Path:
-    big = ("archive/data/1", bytes(1 << 16))
-    many = {f"t{index}": tensor_opcodes(key="1", count=1 << 14, shape=numbers((1 << 14,))) for index in range(1000)}
+def hundred_names_for_one_storage(folder: Path) -> Path:
+    big = ("archive/data/1", bytes(1 << 20))
+    many = {f"t{index}": tensor_opcodes(key="1", count=1 << 18, shape=numbers((1 << 18,))) for index in range(100)}
     return torch_zip(folder, state(**many), big)
 
 

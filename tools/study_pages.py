@@ -33,8 +33,9 @@ def write_page(study: Study, result: Path | None) -> None:
     _, _, state = before.removesuffix(SURPRISES + surprises).partition(STATE)
     state = state.strip() or NOT_RUN.strip()
     if result is not None:
-        state = describe_result(result)
+        state = describe_result(result, study)
         shutil.copyfile(result / "figure.svg", PAGES / f"{study.name}.svg")
+        shutil.copyfile(result / "table.csv", PAGES / f"{study.name}.csv")
     parts = [describe_study(study), f"{STATE}\n{state.strip()}\n"]
     if surprises.strip():
         parts.append(f"{SURPRISES}\n{surprises.strip()}\n")
@@ -81,13 +82,14 @@ def describe_paper_scale(study: Study) -> str:
     return "\n" + "\n".join(textwrap.wrap(text, 120))
 
 
-def describe_result(out: Path) -> str:
+def describe_result(out: Path, study: Study) -> str:
     """Return the state, the verdicts and the figure of a study in a directory."""
     result = json.loads((out / "result.json").read_bytes())
     runs = result["runs"]
     finished = sum(run["status"] == "finished" for run in runs)
     length = f" and {format_range(*result['steps'])} steps a run" if result["steps"] else ""
-    kind = f"**Quick: one seed{length}, which proves nothing.** " if result["quick"] else ""
+    kind = f"**`{describe_options(study, result['steps'])}`: one seed{length}, which proves nothing.** "
+    kind = kind if result["quick"] else ""
     hours = sum(json.loads(file.read_bytes())["speed"]["wall_hours"] for file in (out / "results").glob("*.json"))
     kind += f"{hours:.1f} hours on one thread of a busy machine. " if hours else ""
     left = f", about {result['hours_left']:.1f} hours left" if finished < len(runs) else ""
@@ -100,8 +102,16 @@ def describe_result(out: Path) -> str:
 |---|---|---|
 {verdicts}
 
-![{result["title"]}]({result["study"]}.svg)
+![{result["title"]}]({study.name}.svg)
+
+[Table of the runs]({study.name}.csv)
 """
+
+
+def describe_options(study: Study, steps: list[int]) -> str:
+    """Return the options of a quick study, with the steps if they are not its own."""
+    planned = {run.config.schedule.steps for run in plan_runs(study, data={}, settings={}, quick=True)}
+    return "--quick" if set(steps) <= planned else f"--quick schedule.steps={steps[0]}"
 
 
 def main() -> None:

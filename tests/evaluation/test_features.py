@@ -52,13 +52,18 @@ def test_features_equal_the_model_and_are_cached(tmp_path: Path, monkeypatch: py
     assert [path.suffix for path in tmp_path.iterdir() if not path.name.startswith(".")] == [".npy"]
 
 
-def test_features_are_computed_without_a_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_features_are_computed_without_a_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
     bundle, source, counts = make_bundle(), some(), list[int]()
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("VITKIT_CACHE", str(tmp_path / "file/cache"))
     result = compute_features(bundle, source, batch_size=7, progress=counts.append)
     assert np.array_equal(result, compute_features(bundle, source, directory=tmp_path / "cache", batch_size=7))
     assert sum(counts) == 30
+    compute_features(bundle, some(20), batch_size=7)
+    assert caplog.text.count("features are not cached: ") == 1
 
 
 def _picture(source: Subset, index: int):

@@ -280,6 +280,17 @@ def test_trial_is_the_final_run_if_no_more_steps_fit(weights, tmp_path):
     assert vitkit.Run(path).decisions[-1].startswith("final run: the trial")
 
 
+def test_image_size_that_does_not_fit_scratch_leaves_it_out(weights, tmp_path, monkeypatch):
+    messages = Messages()
+    monkeypatch.setitem(SCRATCH, "model.patch_size", 6)
+    start(weights, tmp_path / "run", minutes=3.0, settings={"model.image_size": 16}, callback=messages)
+    assert any(line.startswith("no trial from scratch: the patch does not divide") for line in messages.lines)
+    assert "trying scratch" not in messages.lines
+    assert vitkit.Run(tmp_path / "run").status == "finished"
+    with pytest.raises(ConfigError, match="the patch does not divide the image"):
+        start(None, tmp_path / "other", settings={"model.image_size": 16})
+
+
 def test_trial_that_would_take_too_long_is_not_started(weights, tmp_path, monkeypatch):
     clock, messages, run = Ticker(0.01), Messages(), AutoRun.run_trial
 

@@ -220,8 +220,9 @@ def test_loaded_file_equals_transformers(case: Case, tmp_path: Path) -> None:
 
 @parametrize_cases(CLASSIFIERS + HEADLESS)
 def test_names_of_version_5_are_read(case: Case, tmp_path: Path) -> None:
-    if case.format is HF_DINOV2 and Version(import_transformers().__version__) < Version("5.18"):
-        pytest.skip("before transformers 5.18, DINOv2 has the names of version 4 in memory too")
+    since = "5.18" if case.format is HF_DINOV2 else "5.9"
+    if Version(import_transformers().__version__) < Version(since):
+        pytest.skip(f"before transformers {since}, this model has the names of version 4 in memory too")
     theirs = case.make()
     tensors, config = saved(theirs, tmp_path)
     from_file, from_memory = (loaded(case.format, names, config) for names in (tensors, theirs.state_dict()))

@@ -5,12 +5,14 @@ entries are removed first). Compiled kernels are code that will be run, so they 
 directories that no other user can write to.
 """
 
+import logging
 import os
 import re
 import stat
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from itertools import chain
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -18,6 +20,8 @@ from typing import Literal, NamedTuple
 from vitkit.core.errors import ConfigError, summarize
 from vitkit.core.files import remove_path
 from vitkit.core.result import Result
+
+logger = logging.getLogger(__name__)
 
 CacheName = Literal["kernels", "inductor", "features", "images"]
 CACHE_NAMES: tuple[CacheName, ...] = ("kernels", "inductor", "features", "images")
@@ -72,6 +76,12 @@ def create_cache_dir(name: CacheName) -> Path:
         if not is_private(directory):
             raise PermissionError(f"other users can write to {directory}")
     return path
+
+
+@cache
+def report_uncached(name: str, reason: str) -> None:
+    """Log that something is not cached, the first time: a command opens a cache for each split and each model."""
+    logger.info("%s not cached: %s; %s", name, reason, HINT)
 
 
 def mark_used(path: Path) -> None:

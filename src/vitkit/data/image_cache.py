@@ -12,14 +12,13 @@ from array import array
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from vitkit.core.cache_dir import HINT, create_cache_dir, mark_used, trim_cache
+from vitkit.core.cache_dir import create_cache_dir, mark_used, report_uncached, trim_cache
 from vitkit.core.errors import ConfigError, summarize
 from vitkit.data.dataset import ImageSource
 
@@ -177,12 +176,6 @@ def open_image_cache(directory: Path | None = None) -> ImageCache:
             directory = create_cache_dir("images")
         directory.mkdir(parents=True, exist_ok=True)
     except (OSError, ConfigError) as error:
-        _report_once(f"verification of images is not cached: {summarize(error)}; {HINT}")
+        report_uncached("verification of images is", summarize(error))
         return ImageCache(None)
     return ImageCache(directory / FILE_NAME)
-
-
-@cache
-def _report_once(message: str) -> None:
-    """Log a message the first time: a command opens the cache for each split."""
-    logger.info("%s", message)

@@ -6,7 +6,6 @@ interrupted file is resumed. The result is memory-mapped. Without a cache that c
 
 import hashlib
 import json
-import logging
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -20,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch.nn import functional
 
-from vitkit.core.cache_dir import HINT, create_cache_dir, mark_used, trim_cache
+from vitkit.core.cache_dir import create_cache_dir, mark_used, report_uncached, trim_cache
 from vitkit.core.config import to_mapping
 from vitkit.core.errors import ConfigError, DataError, summarize
 from vitkit.core.files import file_lock, write_text
@@ -31,8 +30,6 @@ from vitkit.data.fingerprint import fingerprint_contents
 from vitkit.data.loader import CPU, BatchLoader, make_evaluation_loader
 from vitkit.data.preprocessing import Preprocessing
 from vitkit.weights.bundle import ModelBundle
-
-logger = logging.getLogger(__name__)
 
 SAVE_EVERY = 50
 """Batches between two records of the progress."""
@@ -106,7 +103,7 @@ def _open_cache() -> Path | None:
         if not os.access(directory, os.W_OK):
             raise PermissionError(f"{directory} cannot be written to")
     except (OSError, ConfigError) as error:
-        logger.info("features are not cached: %s; %s", summarize(error), HINT)
+        report_uncached("features are", summarize(error))
         return None
     return directory
 

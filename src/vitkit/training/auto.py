@@ -51,7 +51,7 @@ from vitkit.training.budget import (
     plan_trials,
     schedule_settings,
 )
-from vitkit.training.build import fit_channels, resolve_workers
+from vitkit.training.build import fit_channels, resolve_model_config, resolve_workers
 from vitkit.training.callbacks import Callback
 from vitkit.training.config import RunConfig
 from vitkit.training.data import RunData, check_finished_data, check_run_images, open_config_dataset, open_run_data
@@ -136,6 +136,7 @@ class AutoRun:
             tuned, scratch = self.fix_data(dataset)
             data = open_run_data(self.context(tuned, dataset))
             check_run_images(data, self.callback)
+            scratch = self.check_scratch(scratch, data)
             if not state.settings and state.sources:
                 run_on_main(self.ranks, lambda beat: self.probe(state, data, tuned, heartbeat=beat))
                 state = read_state(self.run_dir) or state
@@ -181,6 +182,17 @@ class AutoRun:
         """Return whether every rank trains on a CPU that is faster in bf16; collective over all ranks."""
         is_fast = self.ranks.device.type == "cpu" and has_bf16_instructions()
         return self.ranks.all_reduce_sum([is_fast])[0] == self.ranks.world_size
+
+    def check_scratch(self, scratch: RunConfig | None, data: RunData) -> RunConfig | None:
+        """Return None if settings for the initial weights, such as an image size, do not fit the model from scratch."""
+        if scratch is None or not self.request.sources:
+            return scratch
+        try:
+            resolve_model_config(scratch, num_classes=len(data.classes), pretrained=None)
+        except ConfigError as error:
+            self.callback.on_message(f"no trial from scratch: {error.summary}")
+            return None
+        return scratch
 
     def context(self, config: RunConfig, dataset: Dataset) -> RunContext:
         """Return the context for reading the images in the run directory."""

@@ -1,13 +1,11 @@
 """Appendix D.6: axial attention at equal depth and at equal FLOPs."""
 
 from dataclasses import replace
-from functools import partial
 
-from vitkit.studies.families import RATES, few_shot_study, paper_run, scale_up, vit
-from vitkit.studies.study import Claim, Figure
+from vitkit.studies.families import RATES, few_shot_study, model_claim, paper_run, scale_up, vit
+from vitkit.studies.study import Figure
 
 MEAN = "pooling=mean"
-model_claim = partial(Claim, kind="greater", column="downstream_5shot", axis="model")
 
 
 def _with(depth: int, *settings: str) -> dict[str, object]:

@@ -65,6 +65,8 @@ family_study = partial(few_shot_study, rates=RATES, tune_by="family")
 """Create such a study with an axis of model families, each with its own learning rate."""
 family_claim = partial(Claim, column="downstream_5shot", axis="family")
 """Create a claim about the families of such a study."""
+model_claim = partial(family_claim, kind="greater", axis="model")
+"""Create a claim that the first of two models is better."""
 FINETUNE_SETTINGS: Settings = {
     "optimizer.name": "sgd",
     "schedule.batch_size": 64,

@@ -1,6 +1,7 @@
 """Figure 4: few-shot accuracy over the size of the pre-training data."""
 
 from dataclasses import replace
+from functools import partial
 
 from vitkit.studies.families import (
     PAPER_FAMILIES,
@@ -23,6 +24,7 @@ STEEPER = family_claim(
     x="fraction",
     logits=True,
 )
+claim_with_all_images = partial(family_claim, kind="greater", where=("fraction=1.0",))
 
 LAPTOP = family_study(
     name="fig4",
@@ -36,11 +38,8 @@ LAPTOP = family_study(
     tune_at={"fraction": "0.3"},
     claims=(
         STEEPER,
-        family_claim(
-            text="with all 100,000 images BiT is still ahead of ViT: the lines do not cross",
-            kind="greater",
-            labels=("BiT", "ViT"),
-            where=("fraction=1.0",),
+        claim_with_all_images(
+            text="with all 100,000 images BiT is still ahead of ViT: the lines do not cross", labels=("BiT", "ViT")
         ),
     ),
     figure=Figure(
@@ -68,12 +67,7 @@ STUDY = replace(
         settings={"evaluation.patience": 5},
         claims=(
             STEEPER,
-            family_claim(
-                text="with all images ViT is ahead of BiT: the lines cross",
-                kind="greater",
-                labels=("ViT", "BiT"),
-                where=("fraction=1.0",),
-            ),
+            claim_with_all_images(text="with all images ViT is ahead of BiT: the lines cross", labels=("ViT", "BiT")),
         ),
         notes="Subsets of 9, 30, 90 and 300 million images of JFT-300M, each run sees as many images.",
     ),

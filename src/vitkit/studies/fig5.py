@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
-from vitkit.studies.families import TRIO, family_claim, family_study, paper_run, scale_up
-from vitkit.studies.study import Claim, Figure
+from vitkit.studies.families import TRIO, family_claim, family_study, model_claim, paper_run, scale_up
+from vitkit.studies.study import Figure
 
 BUDGETS = ("3e13", "1e14", "3e14")
 
@@ -61,11 +61,8 @@ STUDY = replace(
         groups={"family": "model"},
         tune_by=None,
         claims=(
-            Claim(
+            model_claim(
                 text="the hybrid R50+B/32 is ahead of B/16, which takes twice its compute",
-                kind="greater",
-                column="downstream_5shot",
-                axis="model",
                 labels=("hybrid R50+B/32", "ViT B/16"),
             ),
             family_claim(
@@ -74,11 +71,8 @@ STUDY = replace(
                 labels=("hybrid", "ViT"),
                 x="flops",
             ),
-            Claim(
+            model_claim(
                 text="ViT needs less compute than BiT: B/16 is ahead of R50x2, which takes about as much",
-                kind="greater",
-                column="downstream_5shot",
-                axis="model",
                 labels=("ViT B/16", "BiT R50x2"),
             ),
         ),

@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
-from vitkit.studies.families import UPSTREAM_SETTINGS, bit, few_shot_study, paper_run, scale_up
-from vitkit.studies.study import Claim, Figure
+from vitkit.studies.families import UPSTREAM_SETTINGS, bit, few_shot_study, model_claim, paper_run, scale_up
+from vitkit.studies.study import Figure
 
 RATES = {"adam": (3e-4, 1e-3, 3e-3), "sgd": (0.03, 0.1, 0.3)}
 
@@ -24,10 +24,8 @@ LAPTOP = few_shot_study(
     groups={"method": "optimizer"},
     settings=dict(UPSTREAM_SETTINGS) | dict(bit()) | NO_DECAY,
     claims=(
-        Claim(
+        model_claim(
             text="Adam is better than SGD, each at its best rate",
-            kind="greater",
-            column="downstream_5shot",
             axis="method",
             labels=("adam", "sgd"),
             best_of="optimizer",

@@ -88,8 +88,11 @@ def describe_result(out: Path, study: Study) -> str:
     runs = result["runs"]
     finished = sum(run["status"] == "finished" for run in runs)
     length = f" and {format_range(*result['steps'])} steps a run" if result["steps"] else ""
-    kind = f"**`{describe_options(study, result['steps'])}`: one seed{length}, which proves nothing.** "
-    kind = kind if result["quick"] else ""
+    kind = ""
+    if result["quick"] and study.inspects:
+        kind = f"**Checkpoints of a quick study: one seed{length}, which proves nothing.** "
+    elif result["quick"]:
+        kind = f"**`{describe_options(study, result['steps'])}`: one seed{length}, which proves nothing.** "
     hours = sum(json.loads(file.read_bytes())["speed"]["wall_hours"] for file in (out / "results").glob("*.json"))
     kind += f"{hours:.1f} hours on one thread of a busy machine. " if hours else ""
     left = f", about {result['hours_left']:.1f} hours left" if finished < len(runs) else ""

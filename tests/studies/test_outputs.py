@@ -139,6 +139,12 @@ def test_plan_names_runs_minutes_and_hours() -> None:
     assert re.search(r"6 runs, 0\.\d+ PFLOPs, about [\d.]+ (minutes|hours) left on this machine", result.stdout)
 
 
+def test_plan_for_a_cluster_is_in_exaflops() -> None:
+    result = CliRunner().invoke(command, ["fig5", "--plan", "--paper-scale"], catch_exceptions=False)
+    assert re.search(r"ViT-B-16_seed0 +planned +223.5\n", result.stdout)
+    assert "39 runs, 11,422 exaFLOPs" in result.stdout
+
+
 def test_estimate_counts_the_threads_of_the_runs(monkeypatch) -> None:
     monkeypatch.setattr(records, "usable_cores", lambda: 4)
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)

@@ -326,8 +326,8 @@ def test_fig7_inspects_the_checkpoints_of_a_study(tmp_path, finished) -> None:
 
 
 def test_fig7_shows_the_distance_over_training(tmp_path) -> None:
-    settings = {"checkpoint.last": 10, "checkpoint.save_every": 1}
-    run_study(SMALL, out=tmp_path / "runs", data=DATA, settings=settings, isolate=False)
+    settings = {"checkpoint.last": 10, "checkpoint.save_every": 1, "schedule.steps": 4}
+    run_study(SMALL, out=tmp_path / "runs", data=DATA, settings=settings, isolate=False, quick=True)
     data = {"upstream": "digits", "runs": str(tmp_path / "runs")}
     run_study(find_study("fig7"), out=tmp_path / "fig7", data=data, settings={})
     rows = list(csv.DictReader((tmp_path / "fig7/distances.csv").read_text().splitlines()))
@@ -335,4 +335,5 @@ def test_fig7_shows_the_distance_over_training(tmp_path) -> None:
         (name, str(step), "1") for name in ("class_seed0", "mean_seed0") for step in (1, 2, 3, 4)
     ]
     page = (tmp_path / "fig7/report.html").read_text()
+    assert "Figure 7, quick, 4 steps a run, 2 of 2 runs finished" in page
     assert page.count("<figcaption>Mean attention distance over training") == 2

@@ -7,10 +7,13 @@ import click
 
 from vitkit.cli.console import print_json, print_sections, print_table, print_warnings, stderr_console
 from vitkit.core.config import parse_assignments
-from vitkit.core.formatting import format_hours, safe_text
+from vitkit.core.formatting import format_hours, format_plural, safe_text
 
 if TYPE_CHECKING:
     from vitkit.studies.runner import StudyResult
+
+CLUSTER_PFLOPS = 1e5
+"""Compute from which a plan is in exaFLOPs, and its time on this machine means nothing."""
 
 
 @click.command("study")
@@ -54,12 +57,7 @@ def command(
     if as_json:
         print_json(result.to_dict())
     elif plan:
-        rows = [
-            (run.name, run.status, f"{run.pflops:.4f}", f"{run.pflops / result.rate * 60:.1f}") for run in result.runs
-        ]
-        print_table(("run", "status", "PFLOPs", "minutes"), rows, left=(0, 1))
-        time_left = format_hours(result.hours)
-        click.echo(f"{len(rows)} runs, {result.pflops:.2f} PFLOPs, about {time_left} left on this machine")
+        print_plan(result)
     elif options["recipes"]:
         print_warnings(result.warnings)
         assert out is not None
@@ -69,6 +67,19 @@ def command(
         print_study(result)
     if not plan and any(run.status == "failed" for run in result.runs):
         click.get_current_context().exit(1)
+
+
+def print_plan(result: "StudyResult") -> None:
+    """Print the runs with their compute, and their time unless they are for a cluster."""
+    runs = format_plural(len(result.runs), "run")
+    if result.pflops >= CLUSTER_PFLOPS:
+        rows = [(run.name, run.status, f"{run.pflops / 1000:,.1f}") for run in result.runs]
+        print_table(("run", "status", "exaFLOPs"), rows, left=(0, 1))
+        click.echo(f"{runs}, {result.pflops / 1000:,.0f} exaFLOPs")
+        return
+    timed = [(run.name, run.status, f"{run.pflops:.4f}", f"{run.pflops / result.rate * 60:.1f}") for run in result.runs]
+    print_table(("run", "status", "PFLOPs", "minutes"), timed, left=(0, 1))
+    click.echo(f"{runs}, {result.pflops:.2f} PFLOPs, about {format_hours(result.hours)} left on this machine")
 
 
 def print_study(result: "StudyResult") -> None:

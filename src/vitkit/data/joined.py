@@ -42,7 +42,7 @@ def join_datasets(datasets: Sequence[Dataset]) -> Dataset:
     >>> from vitkit.data.layouts.arrays import open_digits
     >>> joined = join_datasets([open_digits(), open_digits()])
     >>> len(joined.classes), len(joined.splits["train"]), joined.splits["train"].name(1438)
-    (10, 2876, '+1/train/000000')
+    (10, 2876, '+1/digits/000002')
     """
     first, *others = datasets
     for other in others:

@@ -61,7 +61,7 @@ def evaluate_claim(claim: Claim, rows: Sequence[Row]) -> ClaimResult:
             expected=claim.expected,
             verdict="no data",
             estimate=None,
-            detail="its runs are not finished",
+            detail="no finished runs have its labels",
         )
     order: dict[Verdict, int] = {"contradicts": 0, "no data": 1, "does not show": 2, "shows": 3}
     worst = min(parts, key=lambda part: order[part.verdict])

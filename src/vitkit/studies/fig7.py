@@ -25,5 +25,5 @@ STUDY = Study(
     figure=Figure(column="distance", lines="model", x="layer", dots=True, x_label="Layer"),
     hours="0.2",
     notes="The mean over 128 images; a dot is a head. Checkpoints of fig4 show hybrids and data sizes, too. A study "
-    "that ran with checkpoint.last=20 also shows the distance over training.",
+    "that ran with checkpoint.save_every=500 checkpoint.last=20 also shows the distance over training.",
 )

@@ -1,8 +1,10 @@
 """Studies of checkpoints: attention distance, filters and position embeddings of the runs of another study."""
 
 import contextlib
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -73,9 +75,20 @@ def inspect_checkpoints(
         raise DataError(f"{data[RUNS]} has no Vision Transformers", hint="inspect a study of ViTs or hybrids")
     create_directory(out)
     with lock_directory(out):
-        result = StudyResult(study=study, quick=False, runs=tuple(inspected), rate=1.0)
+        quick, steps = read_length(Path(data[RUNS]))
+        result = StudyResult(study=study, quick=quick, runs=tuple(inspected), rate=1.0, steps=steps)
         write_csv(out / HISTORY_FILE, history, HISTORY_COLUMNS)
         return write_outputs(result, table, out, drawings=drawings)
+
+
+def read_length(directory: Path) -> tuple[bool, tuple[int, int] | None]:
+    """Return whether a study is quick, and the fewest and the most steps of its runs."""
+    try:
+        result: Any = json.loads((directory / "result.json").read_bytes())
+        low, high = result["steps"]
+        return bool(result["quick"]), (int(low), int(high))
+    except (OSError, ValueError, KeyError, TypeError):  # its report is not written yet
+        return False, None
 
 
 def measure_distances(bundle: ModelBundle, source: ImageSource) -> Float[Tensor, "layers A"]:

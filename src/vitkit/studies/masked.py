@@ -49,7 +49,7 @@ LAPTOP = Study(
     figure=Figure(column="top1", lines="pretraining", x="labels", log_x=True, x_label="Fraction of the labels"),
     quick={"pretraining": ("none", "512 colors", "supervised"), "labels": ("0.01", "0.1")},
     paper_numbers={"512 colors": "79.9 % on ImageNet (B/16): 2 points above scratch, 4 below supervised"},
-    hours="4 to 8",
+    hours="6.5 to 13",
 )
 
 MASKED = {"recipe": "masked-b16"}

@@ -323,7 +323,7 @@ def test_kill_while_finalizing_loses_nothing(shell: Shell, monkeypatch: pytest.M
 
     with monkeypatch.context() as patch:
         if moment == "before metadata":
-            patch.setattr(outputs, "write_text", killed)
+            patch.setattr(outputs, "write_json", killed)
         elif moment == "before rename":
             patch.setattr(outputs, "atomic_write", never_renamed)
         else:

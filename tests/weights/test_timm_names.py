@@ -936,7 +936,7 @@ def test_deit_weights_classify_photos(deit_tiny: dict[str, Tensor]) -> None:
     with (PHOTOS / "labels.csv").open(newline="") as lines:
         photos = list(csv.DictReader(lines))[::20]
     model = loaded(DEIT, deit_tiny, FACEBOOK)
-    prepare, right = ORIGINS[DEIT.origin], 0
+    prepare, right = ORIGINS["deit"], 0
     with torch.inference_mode():
         for photo in photos:
             pixels = torch.from_numpy(prepare.to_pixels(decode((PHOTOS / photo["file_name"]).read_bytes())))

@@ -162,9 +162,18 @@ def is_connection_error(error: RuntimeError) -> bool:
 
     >>> is_connection_error(RuntimeError("[pair.cc:547] Connection closed by peer [127.0.0.1]:3421"))
     True
+    >>> is_connection_error(RuntimeError("Application timeout caused pair closure"))
+    True
     """
-    messages = ("Timed out waiting", "Connection closed", "Connection reset", "Broken pipe", "Socket closed")
-    return isinstance(error, distributed.DistError) or any(text in str(error) for text in messages)
+    lost = (
+        "Timed out waiting",
+        "pair closure",
+        "Connection closed",
+        "Connection reset",
+        "Broken pipe",
+        "Socket closed",
+    )
+    return isinstance(error, distributed.DistError) or any(text in str(error) for text in lost)
 
 
 def describe_missing_ranks(store: Store, *, rank: int, world_size: int, timeout: float) -> str:

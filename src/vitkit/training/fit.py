@@ -81,7 +81,7 @@ def estimate_memory(config: RunConfig, model: ModelConfig, *, world_size: int = 
         fixed += 2 * count_parameters(model)  # autocast keeps the weights in half precision during a step
     if config.optimizer.trainable == "head":
         return fixed, 0
-    per_image = count_activation_bytes(model, autocast=dtype)
+    per_image = count_activation_bytes(model, is_half=dtype is not None)
     if config.parallel.activation_checkpointing and isinstance(model, ViTConfig):
         # The input of every block is kept, and everything of the one block that is computed again.
         inputs = 4 * model.depth * model.width * (model.prefix + model.patches)

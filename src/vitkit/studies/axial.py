@@ -1,8 +1,6 @@
 """Appendix D.6: axial attention at equal depth and at equal FLOPs."""
 
-from dataclasses import replace
-
-from vitkit.studies.families import RATES, few_shot_study, model_claim, paper_run, scale_up, vit
+from vitkit.studies.families import RATES, few_shot_study, model_claim, paper_run, vit, with_paper_scale
 from vitkit.studies.study import Figure
 
 MEAN = "pooling=mean"
@@ -33,17 +31,14 @@ LAPTOP = few_shot_study(
     figure=Figure(column="downstream_5shot", lines="model", x="flops", log_x=True, x_label="Training FLOPs"),
     hours="2.5 to 5.5",
 )
-STUDY = replace(
+STUDY = with_paper_scale(
     LAPTOP,
-    at_paper_scale=scale_up(
-        LAPTOP,
-        axes={
-            "model": {
-                "ViT": {},
-                "axial": {"model.settings": ["block.axial=true"]},
-                "ViT, equal FLOPs": {"model.settings": ["depth=23"]},
-            }
-        },
-        settings=paper_run("jft300m-b16", **{"model.settings": [MEAN]}),
-    ),
+    axes={
+        "model": {
+            "ViT": {},
+            "axial": {"model.settings": ["block.axial=true"]},
+            "ViT, equal FLOPs": {"model.settings": ["depth=23"]},
+        }
+    },
+    settings=paper_run("jft300m-b16", **{"model.settings": [MEAN]}),
 )

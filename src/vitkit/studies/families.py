@@ -86,13 +86,13 @@ def paper_run(recipe: str, **settings: object) -> Settings:
     return {"recipe": recipe, "schedule.steps": PAPER_STEPS, **settings}
 
 
-def scale_up(study: Study, *, settings: Settings | None = None, **changes: object) -> Study:
-    """Return a study with the paper's models, data and steps.
+def with_paper_scale(study: Study, *, settings: Settings | None = None, **changes: object) -> Study:
+    """Return a study that can also have the paper's models, data and steps, with these changes.
 
     Table 3 has the learning rates of pre-training, so none is chosen.
     """
     fixed = replace(study, rates=(), tune_at={}, quick={}, large={}, settings=settings or {}, hours="")
-    return replace(fixed, **changes)  # type: ignore[arg-type]
+    return replace(study, at_paper_scale=replace(fixed, **changes))  # type: ignore[arg-type]
 
 
 PAPER_FAMILIES: Axis = {

@@ -1,6 +1,5 @@
 """Figure 4: few-shot accuracy over the size of the pre-training data."""
 
-from dataclasses import replace
 from functools import partial
 
 from vitkit.studies.families import (
@@ -11,8 +10,8 @@ from vitkit.studies.families import (
     family_claim,
     family_study,
     paper_run,
-    scale_up,
     vit,
+    with_paper_scale,
 )
 from vitkit.studies.study import Figure
 
@@ -55,20 +54,17 @@ LAPTOP = family_study(
     notes="Runs stop early on held-out images. The paper's ladder is 9, 30, 90 and 300 million images; here it is 3, "
     "10, 30 and 100 % of the images.",
 )
-STUDY = replace(
+STUDY = with_paper_scale(
     LAPTOP,
-    at_paper_scale=scale_up(
-        LAPTOP,
-        axes={
-            "family": dict(PAPER_FAMILIES)
-            | {"narrow ViT": paper_run("jft300m-b32"), "small BiT": paper_run("jft300m-r50x1")},
-            "fraction": LAPTOP.axes["fraction"],
-        },
-        settings={"evaluation.patience": 5},
-        claims=(
-            STEEPER,
-            claim_with_all_images(text="with all images ViT is ahead of BiT: the lines cross", labels=("ViT", "BiT")),
-        ),
-        notes="Subsets of 9, 30, 90 and 300 million images of JFT-300M, each run sees as many images.",
+    axes={
+        "family": dict(PAPER_FAMILIES)
+        | {"narrow ViT": paper_run("jft300m-b32"), "small BiT": paper_run("jft300m-r50x1")},
+        "fraction": LAPTOP.axes["fraction"],
+    },
+    settings={"evaluation.patience": 5},
+    claims=(
+        STEEPER,
+        claim_with_all_images(text="with all images ViT is ahead of BiT: the lines cross", labels=("ViT", "BiT")),
     ),
+    notes="Subsets of 9, 30, 90 and 300 million images of JFT-300M, each run sees as many images.",
 )

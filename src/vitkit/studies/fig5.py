@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from vitkit.studies.families import TRIO, family_claim, family_study, model_claim, paper_run, scale_up
+from vitkit.studies.families import TRIO, family_claim, family_study, model_claim, paper_run, with_paper_scale
 from vitkit.studies.study import Figure
 
 BUDGETS = ("3e13", "1e14", "3e14")
@@ -47,36 +47,33 @@ TABLE6 = {
     "BiT": {"R50x1": "r50x1", "R101x1": "r101x1", "R152x1": "r152x1", "R50x2": "r50x2", "R152x2": "r152x2"},
 }
 """Models of Table 6 by family, with the names of their recipes."""
-STUDY = replace(
+STUDY = with_paper_scale(
     LAPTOP,
-    at_paper_scale=scale_up(
-        LAPTOP,
-        axes={
-            "model": {
-                f"{family} {name}": paper_run(f"jft300m-{recipe}")
-                for family, models in TABLE6.items()
-                for name, recipe in models.items()
-            }
-        },
-        groups={"family": "model"},
-        tune_by=None,
-        claims=(
-            model_claim(
-                text="the hybrid R50+B/32 is ahead of B/16, which takes twice its compute",
-                labels=("hybrid R50+B/32", "ViT B/16"),
-            ),
-            family_claim(
-                text="the hybrid's lead over ViT shrinks with compute",
-                kind="shrinks",
-                labels=("hybrid", "ViT"),
-                x="flops",
-            ),
-            model_claim(
-                text="ViT needs less compute than BiT: B/16 is ahead of R50x2, which takes about as much",
-                labels=("ViT B/16", "BiT R50x2"),
-            ),
+    axes={
+        "model": {
+            f"{family} {name}": paper_run(f"jft300m-{recipe}")
+            for family, models in TABLE6.items()
+            for name, recipe in models.items()
+        }
+    },
+    groups={"family": "model"},
+    tune_by=None,
+    claims=(
+        model_claim(
+            text="the hybrid R50+B/32 is ahead of B/16, which takes twice its compute",
+            labels=("hybrid R50+B/32", "ViT B/16"),
         ),
-        figure=replace(LAPTOP.figure, x="flops"),
-        notes="The bands are 95 % intervals of the fitted curves. Table 6 has the compute of each model.",
+        family_claim(
+            text="the hybrid's lead over ViT shrinks with compute",
+            kind="shrinks",
+            labels=("hybrid", "ViT"),
+            x="flops",
+        ),
+        model_claim(
+            text="ViT needs less compute than BiT: B/16 is ahead of R50x2, which takes about as much",
+            labels=("ViT B/16", "BiT R50x2"),
+        ),
     ),
+    figure=replace(LAPTOP.figure, x="flops"),
+    notes="The bands are 95 % intervals of the fitted curves. Table 6 has the compute of each model.",
 )

@@ -1,8 +1,6 @@
 """Figure 8: which dimension of the model to scale. 64-pixel ViT."""
 
-from dataclasses import replace
-
-from vitkit.studies.families import RATES, few_shot_study, paper_run, scale_up, vit
+from vitkit.studies.families import RATES, few_shot_study, paper_run, vit, with_paper_scale
 from vitkit.studies.study import Claim, Figure, Settings
 
 
@@ -60,16 +58,13 @@ PAPER_SHAPES = {
     "MLP 12288": ["mlp_dim=12288"],
 }
 """Changes of B/32."""
-STUDY = replace(
+STUDY = with_paper_scale(
     LAPTOP,
-    at_paper_scale=scale_up(
-        LAPTOP,
-        axes={
-            "shape": {name: {"model.settings": settings} for name, settings in PAPER_SHAPES.items()}
-            | {f"patch {size}": {"model.patch_size": size} for size in (16, 8)}
-            | {"all L/16": paper_run("jft300m-l16-7ep")}
-        },
-        settings=paper_run("jft300m-b32"),
-        notes="All lines share the base B/32. A wider or deeper model has the learning rate of the base.",
-    ),
+    axes={
+        "shape": {name: {"model.settings": settings} for name, settings in PAPER_SHAPES.items()}
+        | {f"patch {size}": {"model.patch_size": size} for size in (16, 8)}
+        | {"all L/16": paper_run("jft300m-l16-7ep")}
+    },
+    settings=paper_run("jft300m-b32"),
+    notes="All lines share the base B/32. A wider or deeper model has the learning rate of the base.",
 )

@@ -1,9 +1,8 @@
 """Figure 9: class token or mean pooling, each at three learning rates."""
 
-from dataclasses import replace
 from functools import partial
 
-from vitkit.studies.families import RATES, UPSTREAM_SETTINGS, few_shot_study, paper_run, scale_up, vit
+from vitkit.studies.families import RATES, UPSTREAM_SETTINGS, few_shot_study, paper_run, vit, with_paper_scale
 from vitkit.studies.study import Claim, Figure
 
 pooling_claim = partial(Claim, axis="pooling", labels=("class", "mean"))
@@ -32,4 +31,4 @@ LAPTOP = few_shot_study(
     paper_numbers={"mean": "needs its own learning rate"},
     hours="4.5 to 10",
 )
-STUDY = replace(LAPTOP, at_paper_scale=scale_up(LAPTOP, settings=paper_run("jft300m-b16"), seeds=3))
+STUDY = with_paper_scale(LAPTOP, settings=paper_run("jft300m-b16"), seeds=3)

@@ -1,9 +1,7 @@
 """Section 4.6: masked pre-training, then few labels."""
 
-from dataclasses import replace
-
 from vitkit.recipes.paper import IMAGENET_RATES
-from vitkit.studies.families import FINETUNE_SETTINGS, RATES, UPSTREAM_SETTINGS, paper_run, scale_up, vit
+from vitkit.studies.families import FINETUNE_SETTINGS, RATES, UPSTREAM_SETTINGS, paper_run, vit, with_paper_scale
 from vitkit.studies.study import Claim, Figure, Study, Transfer
 
 
@@ -53,31 +51,27 @@ LAPTOP = Study(
 )
 
 MASKED = {"recipe": "masked-b16"}
-STUDY = replace(
+STUDY = with_paper_scale(
     LAPTOP,
-    at_paper_scale=scale_up(
-        LAPTOP,
+    axes={
+        "pretraining": {
+            "none": {},
+            "512 colors": MASKED,
+            "4×4 patch": MASKED | _masked("downsized"),
+            "L2": MASKED | _masked("pixels"),
+            "MAE": paper_run("mae-b16"),
+            "supervised": paper_run("jft300m-b16"),
+        }
+    },
+    settings={"model.name": "B/16"},
+    transfer=Transfer(
         axes={
-            "pretraining": {
-                "none": {},
-                "512 colors": MASKED,
-                "4×4 patch": MASKED | _masked("downsized"),
-                "L2": MASKED | _masked("pixels"),
-                "MAE": paper_run("mae-b16"),
-                "supervised": paper_run("jft300m-b16"),
+            "labels": {
+                label: {"data.fraction": float(label), "data.layout": "val-as-test"} for label in ("0.01", "0.1", "1.0")
             }
         },
-        settings={"model.name": "B/16"},
-        transfer=Transfer(
-            axes={
-                "labels": {
-                    label: {"data.fraction": float(label), "data.layout": "val-as-test"}
-                    for label in ("0.01", "0.1", "1.0")
-                }
-            },
-            settings={"recipe": "finetune-imagenet"},
-            rates=IMAGENET_RATES,
-        ),
-        notes="From scratch means the 20,000 steps of fine-tuning alone.",
+        settings={"recipe": "finetune-imagenet"},
+        rates=IMAGENET_RATES,
     ),
+    notes="From scratch means the 20,000 steps of fine-tuning alone.",
 )

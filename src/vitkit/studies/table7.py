@@ -1,8 +1,6 @@
 """Table 7: Adam or SGD to pre-train ResNets."""
 
-from dataclasses import replace
-
-from vitkit.studies.families import UPSTREAM_SETTINGS, bit, few_shot_study, model_claim, paper_run, scale_up
+from vitkit.studies.families import UPSTREAM_SETTINGS, bit, few_shot_study, model_claim, paper_run, with_paper_scale
 from vitkit.studies.study import Figure
 
 RATES = {"adam": (3e-4, 1e-3, 3e-3), "sgd": (0.03, 0.1, 0.3)}
@@ -36,4 +34,4 @@ LAPTOP = few_shot_study(
     quick={"optimizer": ("adam 0.001", "sgd 0.1")},
     hours="2.5 to 5.5",
 )
-STUDY = replace(LAPTOP, at_paper_scale=scale_up(LAPTOP, settings=paper_run("jft300m-r50x1", **NO_DECAY)))
+STUDY = with_paper_scale(LAPTOP, settings=paper_run("jft300m-r50x1", **NO_DECAY))

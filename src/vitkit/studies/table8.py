@@ -1,9 +1,8 @@
 """Table 8: position embeddings. 32-pixel ViT, half a million images, few-shot accuracy."""
 
-from dataclasses import replace
 from functools import partial
 
-from vitkit.studies.families import RATES, UPSTREAM_SETTINGS, few_shot_study, paper_run, scale_up, vit
+from vitkit.studies.families import RATES, UPSTREAM_SETTINGS, few_shot_study, paper_run, vit, with_paper_scale
 from vitkit.studies.study import Claim, FewShot, Figure
 
 INJECTIONS = {"stem": "stem", "every": "every_layer", "shared": "shared"}
@@ -66,4 +65,4 @@ LAPTOP = few_shot_study(
     hours="6 to 13",
     notes="The paper's numbers are ImageNet 5-shot accuracies of B/16.",
 )
-STUDY = replace(LAPTOP, at_paper_scale=scale_up(LAPTOP, settings=paper_run("jft300m-b16"), seeds=3))
+STUDY = with_paper_scale(LAPTOP, settings=paper_run("jft300m-b16"), seeds=3)

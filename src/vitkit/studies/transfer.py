@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from vitkit.recipes.paper import IMAGENET, IMAGENET_21K, IMAGENET_IMAGES, JFT, Corpus
-from vitkit.studies.families import FINETUNE_SETTINGS, PAPER_BATCH, RATES, UPSTREAM_SETTINGS, bit, scale_up, vit
+from vitkit.studies.families import FINETUNE_SETTINGS, PAPER_BATCH, RATES, UPSTREAM_SETTINGS, bit, vit, with_paper_scale
 from vitkit.studies.study import UPSTREAM, Axis, Claim, Figure, Settings, Study, Transfer
 from vitkit.zoo.cost import JFT_IMAGES
 
@@ -110,11 +110,11 @@ def transfer_study(*, name: str, title: str, paper: str, figure: Figure, paper_n
         notes="Pre-training on 0.1 and all of the images, and on all with the training images of CIFAR-100 (1.5). "
         "The claims leave out transfer to CIFAR-100, whose labels the third has seen.",
     )
-    return replace(laptop, at_paper_scale=make_paper_scale(laptop))
+    return add_paper_scale(laptop)
 
 
-def make_paper_scale(laptop: Study) -> Study:
-    """Return the study with ViTs on the paper's datasets; the numbers of BiT are those of its own authors."""
+def add_paper_scale(laptop: Study) -> Study:
+    """Return the study that can also have ViTs on the paper's datasets; BiT's numbers are those of its own authors."""
     rates = {"small ViT": ("B/16", 768, 8e-4), "large ViT": ("L/16", 1024, 4e-4)}
     models: Axis = {
         label: {
@@ -126,7 +126,7 @@ def make_paper_scale(laptop: Study) -> Study:
         for label, (model, width, lr) in rates.items()
     }
     upstreams = {rung.label: rung.settings for rung in PAPER_RUNGS}
-    return scale_up(
+    return with_paper_scale(
         laptop,
         axes={"model": models, "upstream": upstreams},
         settings={"recipe": "jft300m-b16"},

@@ -12,6 +12,7 @@ import sys
 import textwrap
 from pathlib import Path
 
+from vitkit.core.formatting import format_hours
 from vitkit.studies.page import format_range
 from vitkit.studies.plan import plan_runs
 from vitkit.studies.registry import NAMES, find_study
@@ -95,7 +96,7 @@ def describe_result(out: Path, study: Study) -> str:
         kind = f"**`{describe_options(study, result['steps'])}`: one seed{length}, which proves nothing.** "
     hours = sum(json.loads(file.read_bytes())["speed"]["wall_hours"] for file in (out / "results").glob("*.json"))
     kind += f"{hours:.1f} hours on one thread of a busy machine. " if hours else ""
-    left = f", about {result['hours_left']:.1f} hours left" if finished < len(runs) else ""
+    left = f"; the others take about {format_hours(result['hours_left'])}" if finished < len(runs) else ""
     verdicts = "\n".join(
         f"| {claim['text']} | **{claim['verdict']}** | {claim['detail']} |" for claim in result["claims"]
     )

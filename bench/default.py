@@ -2,6 +2,9 @@
 
     python bench/default.py --sources SOURCES --weights WEIGHTS        measure what bench/default.csv lacks
     python bench/default.py --table                                    print the CSV as a table
+    python bench/default.py --sources SOURCES --csv bench/embedded.csv --groups start --minutes 1
+
+The last compares the embedded weights with training from scratch on 50, 500 and 2,000 photos of two of the folders.
 
 SOURCES has checkouts of the repositories ants_and_bees, clothing-dataset-small and dataset-iiit-pet, and `photos`,
 images with labels.csv of ImageNet-1k's class indices. WEIGHTS has the files of `PUBLISHED`. Each finished cell is
@@ -23,6 +26,7 @@ import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from statistics import mean
 from typing import NamedTuple
@@ -34,8 +38,15 @@ PUBLISHED = {
     "DeiT-Ti": "deit_tiny_patch16_224.pth",
     "DINOv2-S": "dinov2_vits14_pretrain.pth",
 }
-GROUPS = {"own": ("default", "scratch", "embedded", "probe"), "published": tuple(PUBLISHED), "tools": tuple(TOOLS)}
+GROUPS = {
+    "own": ("default", "scratch", "embedded", "probe"),
+    "published": tuple(PUBLISHED),
+    "tools": tuple(TOOLS),
+    "start": ("embedded", "scratch"),
+}
 """Options in the order of their importance."""
+SIZES = (50, 500, 2000)
+"""Numbers of training photos on which `--groups start` compares its options."""
 ANIMALS = {
     "fish": (*range(7), *range(389, 398)),
     "birds": (*range(7, 25), *range(80, 101), *range(127, 147)),
@@ -54,6 +65,8 @@ COLUMNS = (
 
 Photos = Iterator[tuple[str, str, Path]]
 """Split, class and file of each photo of a folder."""
+Folder = Callable[[Path, int], Photos]
+"""Yields the photos of a folder of SOURCES with a seed."""
 
 
 class Cell(NamedTuple):
@@ -97,22 +110,40 @@ def pets(sources: Path, seed: int) -> Photos:
                 yield split, breed, path
 
 
-def cats_dogs(sources: Path, seed: int) -> Photos:
-    """Yield 50 cats and 50 dogs for training, by seed; names of cats' breeds are capitalized."""
+def cats_dogs(sources: Path, seed: int, *, count: int = 50) -> Photos:
+    """Yield this many cats and dogs for training, by seed; names of cats' breeds are capitalized."""
     for split, photos in list_pets(sources).items():
         for species, is_cat in (("cat", True), ("dog", False)):
             files = [path for path in photos if path.stem[0].isupper() == is_cat]
-            chosen = shuffle(files, seed)[:50] if split == "train" else shuffle(files, 0)[: 10 * TEST_PHOTOS]
+            chosen = shuffle(files, seed)[:count] if split == "train" else shuffle(files, 0)[: 10 * TEST_PHOTOS]
             yield from ((split, species, path) for path in chosen)
 
 
-FOLDERS: dict[str, Callable[[Path, int], Photos]] = {
+def draw(folder: Folder, count: int, sources: Path, seed: int) -> Photos:
+    """Yield a folder with about this many training photos by seed, the same fraction of each class."""
+    photos = list(folder(sources, seed))
+    train = defaultdict(list)
+    for split, label, path in photos:
+        if split == "train":
+            train[label].append(path)
+    fraction = count / sum(map(len, train.values()))
+    for label, files in train.items():
+        yield from (("train", label, path) for path in shuffle(files, seed)[: max(2, round(fraction * len(files)))])
+    yield from (photo for photo in photos if photo[0] == "test")
+
+
+FOLDERS: dict[str, Folder] = {
     "ants-bees": ants_bees,
     "cats-dogs": cats_dogs,
     "animals": animals,
     "clothes": clothes,
     "pets": pets,
 }
+LARGE: dict[str, Folder] = {"cats-dogs": partial(cats_dogs, count=max(SIZES)), "clothes": clothes}
+SUBSETS: dict[str, Folder] = {
+    f"{name}-{size}": partial(draw, folder, size) for size in SIZES for name, folder in LARGE.items()
+}
+"""Parts of two folders, for `--groups start`."""
 
 
 def list_folders(path: Path, splits: dict[str, str]) -> Photos:
@@ -143,7 +174,7 @@ def prepare_folder(name: str, sources: Path, work: Path, seed: int) -> Path:
         return out
     unfinished = out.with_suffix(".partial")
     shutil.rmtree(unfinished, ignore_errors=True)
-    for split, label, file in FOLDERS[name](sources, seed):
+    for split, label, file in (FOLDERS | SUBSETS)[name](sources, seed):
         directory = unfinished / split / label
         directory.mkdir(parents=True, exist_ok=True)
         (directory / file.name).symlink_to(file.resolve())
@@ -281,8 +312,8 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=3.0)
     parser.add_argument("--max-load", type=float, default=math.inf, help="repeat cells of a machine that was busier")
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--folders", default=",".join(FOLDERS))
-    parser.add_argument("--groups", default=",".join(GROUPS))
+    parser.add_argument("--folders", help="some of the folders, separated by commas")
+    parser.add_argument("--groups", default="own,published,tools")
     parser.add_argument("--table", action="store_true", help="print the CSV as a table")
     arguments = parser.parse_args()
     rows = read_rows(arguments.csv)
@@ -291,7 +322,9 @@ def main() -> None:
         return
     quiet = [row for row in rows if float(row["load"]) <= arguments.max_load]
     finished = {Cell(row["folder"], row["option"], int(row["seed"])) for row in quiet}
-    for cell in plan_cells(arguments.folders.split(","), arguments.groups.split(","), arguments.seeds):
+    groups = arguments.groups.split(",")
+    folders = arguments.folders.split(",") if arguments.folders else SUBSETS if groups == ["start"] else FOLDERS
+    for cell in plan_cells(folders, groups, arguments.seeds):
         if cell not in finished:
             row = measure(cell, arguments)
             print(", ".join(f"{key} {value}" for key, value in row.items()), flush=True)

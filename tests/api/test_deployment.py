@@ -198,7 +198,7 @@ def test_other_addresses_need_a_token(block: bool) -> None:
         ({}, "nothing to serve"),
         ({"models": {"a b": "model"}}, "letters"),
         ({"models": "model", "precision": "int8"}, r"precision=\['int8'\]"),
-        ({"models": "model", "precision": ["fp8"]}, "unknown precision"),
+        ({"models": "model", "precision": ["fp8"]}, "no such precision"),
         ({"models": "model", "settings": {"limits.batc": 3}}, "batch"),
         ({"models": "model", "port": 70000}, "cannot listen"),
     ],

@@ -28,7 +28,6 @@ from vitkit.server.config import (
     configure_server,
     default_name,
     is_loopback,
-    parse_precisions,
 )
 from vitkit.typing import DataSource, ModelSource, Path, Settings
 from vitkit.weights.load import save, source_name
@@ -185,7 +184,8 @@ def serve(  # noqa: PLR0913  the options of `vitkit serve`
         raise ConfigError("nothing to serve", hint="pass a model, or runs=DIRECTORY")
     with ExitStack() as cleanup:
         sources = _write_models(models, cleanup)
-        config, configured = configure_server(sources, settings or {}, precisions=parse_precisions(",".join(precision)))
+        precisions = [check_precision(each) for each in dict.fromkeys(precision)]
+        config, configured = configure_server(sources, settings or {}, precisions=precisions)
         token = check_token(os.environ.get(TOKEN_VARIABLE, "").strip() or None if token is None else token)
         sock, host = _open_socket(fd, host=host, port=port, has_token=token is not None)
         options = ServerOptions(

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from itertools import count
 from pathlib import Path as FilePath
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from vitkit.core.config import flatten_settings
 from vitkit.core.environment import is_main_rank
@@ -108,7 +108,7 @@ def plan_training(
     models: dict[str, ModelSource] = {} if teacher is None else {TEACHER: teacher}
     is_auto, is_scratch = (isinstance(init, str) and init == name for name in ("auto", "scratch"))
     if not is_auto and not is_scratch:
-        return replace(plan, **plan_init(plan, init, models=models, settings=settings))
+        return plan_init(plan, init, models=models, settings=settings)
     checked = check_reserved(settings, (*plan.reserved, *models))
     chosen = {SHORT_KEYS.get(key, key) for key in checked} | models.keys()
     if is_auto and plan.is_default and INIT in chosen:
@@ -143,13 +143,13 @@ def choose_minutes(
 
 def plan_init(
     plan: RunPlan, init: ModelSource, *, models: Mapping[str, ModelSource], settings: Settings | None
-) -> dict[str, Any]:
-    """Return the fields of a plan with given initial weights, which decide the model."""
+) -> RunPlan:
+    """Return a plan with given initial weights, which decide the model."""
     config = tuning_config(plan) if plan.is_default else plan.config
     config = replace(config, model=replace(config.model, name=None, patch_size=None, settings=()))
     models = {INIT: init, **models}
     config = config.override(check_reserved(settings, (*plan.reserved, *models)))
-    return {"config": config, "models": models, "init_reason": REQUESTED}
+    return replace(plan, config=config, models=models, init_reason=REQUESTED)
 
 
 def plan_auto(plan: RunPlan, settings: Mapping[str, object]) -> RunPlan:
@@ -234,16 +234,7 @@ def plan_data(data: DataSource | RunConfig | None, *, recipe: str | Path | None,
     from vitkit.data.layouts.registry import open_dataset
 
     dataset = open_dataset(data)
-    config, decision = base_recipe(recipe)
-    config = config.override({"data.path": dataset.path, "data.layout": None})
-    return RunPlan(
-        config=config,
-        name="pairs",
-        dataset=dataset,
-        decisions=(decision,),
-        reserved=("data.path",),
-        is_default=recipe is None,
-    )
+    return plan_images({"data.path": dataset.path, "data.layout": None}, name="pairs", recipe=recipe, dataset=dataset)
 
 
 def plan_path(data: str, *, recipe: str | Path | None, has_budget: bool) -> RunPlan:
@@ -259,27 +250,27 @@ def plan_path(data: str, *, recipe: str | Path | None, has_budget: bool) -> RunP
     path = FilePath(data).expanduser()
     is_built_in = has_budget and data in EMBEDDED and not path.exists()
     if recipe is not None or path.exists() or is_pattern(path) or is_built_in:
-        config, decision = base_recipe(recipe)
         # a directory with the name of embedded images
         is_directory = recipe is None and data in EMBEDDED and not is_built_in
-        config = config.override({"data.path": f"./{data}" if is_directory else data})
-        return RunPlan(
-            config=config,
-            name=clean_name(data),
-            decisions=(decision,),
-            reserved=("data.path",),
-            is_default=recipe is None,
-        )
+        settings = {"data.path": f"./{data}" if is_directory else data}
+        return plan_images(settings, name=clean_name(data), recipe=recipe)
     if data.lower() not in RECIPES:
         raise explain_unknown(data)
     return RunPlan(config=find_recipe(data).make(), name=data.lower(), decisions=(f"recipe: {data.lower()}",))
 
 
-def base_recipe(name: str | Path | None) -> tuple[RunConfig, str]:
-    """Return the configuration of a recipe, or of the default one, and the decision for it."""
-    if name is None:
-        return find_recipe(SCRATCH_RECIPE).make(), "recipe: the default for images"
-    return load_recipe(name), f"recipe: {name}"
+def plan_images(
+    settings: Settings, *, name: str, recipe: str | Path | None, dataset: "Dataset | None" = None
+) -> RunPlan:
+    """Return the run of a recipe, or of the default one, on the images that the settings describe."""
+    return RunPlan(
+        config=load_recipe(SCRATCH_RECIPE if recipe is None else recipe).override(settings),
+        name=name,
+        dataset=dataset,
+        decisions=(f"recipe: {'the default for images' if recipe is None else recipe}",),
+        reserved=("data.path",),
+        is_default=recipe is None,
+    )
 
 
 def load_recipe(name: str | Path) -> RunConfig:

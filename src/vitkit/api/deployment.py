@@ -200,7 +200,9 @@ def serve(  # noqa: PLR0913  the options of `vitkit serve`
             shares_socket=fd is not None,
         )
         if not block:
-            return start_server(options, sock, on_stop=cleanup.pop_all().close)
+            started = start_server(options, sock)
+            started.on_stop = cleanup.pop_all().close
+            return started
         from vitkit.server import server
 
         urls: list[str] = []

@@ -57,10 +57,11 @@ def command(as_json: bool, **options: Any) -> None:
     import vitkit
 
     result = vitkit.benchmark(**options)
-    print_result(result, _print_benchmark, as_json=as_json)
+    print_result(result, print_benchmark, as_json=as_json)
 
 
-def _print_benchmark(result: "BenchmarkResult") -> None:
+def print_benchmark(result: "BenchmarkResult") -> None:
+    """Print the model, the table of engines and the recommendation."""
     threads = format_plural(result.threads, "thread")
     device = f"{result.device}, {threads}" if result.device == "cpu" else result.device
     title = f"{result.model}, {format_size(result.image_size)} pixels, {device}"

@@ -209,7 +209,7 @@ def serve(  # noqa: PLR0913  the options of `vitkit serve`
 
         def announce(url: str) -> None:
             urls.append(url)
-            print(url, flush=True)  # noqa: T201  the caller waits in this call, and nothing else tells the port
+            print(url, flush=True)  # noqa: T201  the caller waits in this call, and nothing else reports the port
 
         server.serve(options, sock, on_listening=announce)
         return Server(urls[0] if urls else "")

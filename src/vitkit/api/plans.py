@@ -1,6 +1,6 @@
 """Plans of runs: from the arguments of `train` and `finetune` to a configuration and a directory.
 
-This module imports no torch: signals that arrive while torch is imported must stop a run in order, too.
+This module imports no torch: a signal that arrives while torch is imported must stop a run gracefully, too.
 """
 
 import os
@@ -46,15 +46,15 @@ class RunPlan:
     name: str
     dataset: "Dataset | None" = None
     decisions: tuple[str, ...] = ()
-    reserved: tuple[str, ...] = ()
+    reserved_keys: tuple[str, ...] = ()
     """Keys that the arguments have set."""
     is_default: bool = False
     """Whether no recipe, file or configuration was named, so that initial weights and length may be chosen."""
     minutes: float | None = None
     """Time budget, within which the settings are chosen; None if the configuration decides the length."""
-    fixed: tuple[str, ...] = ()
+    fixed_keys: tuple[str, ...] = ()
     """Settings that were given, which a time budget does not vary."""
-    tuned: RunConfig | None = None
+    tuned_config: RunConfig | None = None
     """Configuration from pretrained weights, if these may be chosen."""
     choose_init: "Callable[[], InitialWeights] | None" = None
     """Chooses the initial weights, once."""
@@ -69,8 +69,8 @@ class RunPlan:
         """Return the configuration of the run in a directory, in which models that are in memory will be stored."""
         paths = {key: model_path(source, out, name=key.rpartition(".")[2]) for key, source in self.models.items()}
         config = self.config
-        if self.tuned is not None and (source := self.find_init(out)) is not None:
-            config, paths = self.tuned, {INIT: source} | paths
+        if self.tuned_config is not None and (source := self.find_init(out)) is not None:
+            config, paths = self.tuned_config, {INIT: source} | paths
         return config.override(paths)
 
     def find_init(self, out: FilePath) -> str | None:
@@ -104,12 +104,12 @@ def plan_training(
     """Return the run of `train` with these arguments."""
     keys = tuple({SHORT_KEYS.get(key, key) for key in flatten_settings(settings or {})})
     plan = plan_data(data, recipe=recipe, has_budget=minutes is not None)
-    plan = replace(plan, minutes=choose_minutes(minutes, plan, keys, teacher=teacher), fixed=keys)
+    plan = replace(plan, minutes=choose_minutes(minutes, plan, keys, teacher=teacher), fixed_keys=keys)
     models: dict[str, ModelSource] = {} if teacher is None else {TEACHER: teacher}
     is_auto, is_scratch = (isinstance(init, str) and init == name for name in ("auto", "scratch"))
     if not is_auto and not is_scratch:
         return plan_init(plan, init, models=models, settings=settings)
-    checked = check_reserved(settings, (*plan.reserved, *models))
+    checked = check_reserved(settings, (*plan.reserved_keys, *models))
     chosen = {SHORT_KEYS.get(key, key) for key in checked} | models.keys()
     if is_auto and plan.is_default and INIT in chosen:
         return replace(plan, config=tuning_config(plan).override(checked), models=models, init_reason=REQUESTED)
@@ -148,7 +148,7 @@ def plan_init(
     config = tuning_config(plan) if plan.is_default else plan.config
     config = replace(config, model=replace(config.model, name=None, patch_size=None, settings=()))
     models = {INIT: init, **models}
-    config = config.override(check_reserved(settings, (*plan.reserved, *models)))
+    config = config.override(check_reserved(settings, (*plan.reserved_keys, *models)))
     return replace(plan, config=config, models=models, init_reason=REQUESTED)
 
 
@@ -172,7 +172,7 @@ def plan_auto(plan: RunPlan, settings: Mapping[str, object]) -> RunPlan:
         )
         return share_choice(weights, plan.config)
 
-    return replace(plan, tuned=tuning_config(plan).override(others), choose_init=choose)
+    return replace(plan, tuned_config=tuning_config(plan).override(others), choose_init=choose)
 
 
 def share_choice(choose: "Callable[..., InitialWeights]", config: RunConfig) -> "InitialWeights":
@@ -214,7 +214,7 @@ def plan_finetuning(
     plan = plan_data(data, recipe=recipe)
     # A model name in the settings is then reported as a conflict with the initial weights.
     choice = replace(plan.config.model, name=None, init="initial weights", new_head=True)
-    config = replace(plan.config, model=choice).override(check_reserved(settings, (INIT, *plan.reserved)))
+    config = replace(plan.config, model=choice).override(check_reserved(settings, (INIT, *plan.reserved_keys)))
     return replace(plan, config=config, models={INIT: model}, rates=rates)
 
 
@@ -268,7 +268,7 @@ def plan_images(
         name=name,
         dataset=dataset,
         decisions=(f"recipe: {'the default for images' if recipe is None else recipe}",),
-        reserved=("data.path",),
+        reserved_keys=("data.path",),
         is_default=recipe is None,
     )
 
@@ -395,17 +395,17 @@ def make_request(plan: RunPlan, out: FilePath) -> "AutoRequest":
     from vitkit.training.run_dir import RunDir
 
     minutes = plan.minutes or DEFAULT_MINUTES
-    if plan.tuned is None:  # the initial weights are given, or none are to be used
+    if plan.tuned_config is None:  # the initial weights are given, or none are to be used
         config = plan.configure(out)
         sources = (config.model.init,) if config.model.init else ()
         scratch = None if sources else config
-        return AutoRequest(minutes=minutes, scratch=scratch, tuned=config, sources=sources, fixed=plan.fixed)
+        return AutoRequest(minutes=minutes, scratch=scratch, tuned=config, sources=sources, fixed=plan.fixed_keys)
     chosen = plan.choose_init() if plan.choose_init and not RunDir(out).trials.exists() else None
     sources = (chosen.source,) if chosen and chosen.source else ()
     advice = chosen.advice if chosen else None
-    tuned = plan.config if chosen and not sources else plan.tuned
+    tuned = plan.config if chosen and not sources else plan.tuned_config
     return AutoRequest(
-        minutes=minutes, scratch=plan.config, tuned=tuned, sources=sources, fixed=plan.fixed, advice=advice
+        minutes=minutes, scratch=plan.config, tuned=tuned, sources=sources, fixed=plan.fixed_keys, advice=advice
     )
 
 

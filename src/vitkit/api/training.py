@@ -1,6 +1,6 @@
 """Training, fine-tuning, recipes, suites and the demo.
 
-This module imports no torch: signals that arrive while torch is imported must stop a run in order, too.
+This module imports no torch: a signal that arrives while torch is imported must stop a run gracefully, too.
 """
 
 import os

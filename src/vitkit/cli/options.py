@@ -77,7 +77,7 @@ class Session:
 
 
 def add_global_options(command: click.Command) -> None:
-    """Add `-v` and `--log-format` to a command and its subcommands, so that they may stand anywhere."""
+    """Add `-v` and `--log-format` to a command and its subcommands, so that they are accepted anywhere."""
     names = {name for parameter in command.params for name in parameter.opts}
     if "-v" not in names:
         command.params += [

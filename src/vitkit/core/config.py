@@ -366,7 +366,7 @@ def _read(annotation: object, value: object, *, start: object, key: str) -> obje
 
 @functools.cache
 def _adapter(annotation: Any) -> Any:
-    """Return pydantic's validator of a type; to build one takes longer than to read a whole configuration."""
+    """Return pydantic's validator of a type; building one takes longer than reading a whole configuration."""
     from pydantic import TypeAdapter  # noqa: PLC0415  importing it takes 0.1 s, which `vitkit --help` does not need
 
     return TypeAdapter(annotation)

@@ -177,7 +177,7 @@ def retain_freed_memory() -> None:
 def release_freed_memory() -> None:
     """Make glibc return freed memory at once, for work that holds one tensor of a large model after another.
 
-    By default the thresholds grow with each free, and a conversion would keep the memory of tensors long gone.
+    By default the thresholds grow with each free, and a conversion would keep the memory of freed tensors.
     """
     if not any(name.startswith("MALLOC_") for name in os.environ):
         set_malloc_thresholds(trim=2**20, mmap=2**20)

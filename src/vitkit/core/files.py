@@ -120,7 +120,7 @@ def _temporary_path(path: Path) -> Path:
 def file_lock(path: Path | str) -> Iterator[None]:
     """Hold an exclusive lock for `path` among the processes of this machine; wait until it is free.
 
-    The operating system releases the lock when the process ends, however it ends.
+    The operating system releases the lock when the process ends, even if it crashes.
     """
     from filelock import FileLock  # noqa: PLC0415  `vitkit --help` does not need it
 

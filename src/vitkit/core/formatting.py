@@ -188,7 +188,7 @@ class StandardErrorHandler(logging.Handler):
         try:
             sys.stderr.write(self.format(record) + "\n")
             sys.stderr.flush()
-        except OSError:  # nobody reads stderr any more
+        except OSError:  # stderr is a closed pipe
             self.handleError(record)
 
 

@@ -1,7 +1,7 @@
-"""Server in a child process, for programs and notebooks that go on while it runs.
+"""Server in a child process, for programs and notebooks that continue while it runs.
 
 The parent opens the socket and passes it on. It writes the options to the child's stdin as one line of JSON, so that no
-token appears on a command line, and keeps stdin open: the child stops when it closes, however the parent ends. The
+token appears on a command line, and keeps stdin open: the child stops when it closes, even if the parent crashes. The
 child answers with one line of JSON on stdout: its URL when it accepts requests, or the error that prevents it.
 """
 

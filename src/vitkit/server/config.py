@@ -95,7 +95,7 @@ class ModelConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class ServerOptions:
-    """Everything a server is started with.
+    """All options of a server.
 
     A shared socket is one that other servers listen on too: this one accepts connections only when its models are
     ready.

@@ -21,14 +21,7 @@ from vitkit.exporters.exporter import ExportResult, export_model
 from vitkit.inference.benchmark import BenchmarkResult, benchmark_model
 from vitkit.inference.engine import check_precision, resolve_device
 from vitkit.server.background import Server, start_server
-from vitkit.server.config import (
-    TOKEN_VARIABLE,
-    ServerOptions,
-    TokenError,
-    configure_server,
-    default_name,
-    is_loopback,
-)
+from vitkit.server.config import TOKEN_VARIABLE, ServerOptions, TokenError, configure_server, default_name, is_loopback
 from vitkit.typing import DataSource, ModelSource, Path, Settings
 from vitkit.weights.load import save, source_name
 

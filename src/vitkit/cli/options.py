@@ -33,7 +33,7 @@ merge_option = click.option(
 )
 
 
-class SizeParameter(click.ParamType):  # type: ignore[type-arg]
+class SizeParameter(click.ParamType[Size]):
     """Image size: 384 for a square, 224x320 for height and width."""
 
     name = "size"

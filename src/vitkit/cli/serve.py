@@ -32,11 +32,7 @@ from vitkit.cli.options import CommaSeparated
 @click.option("--fd", type=click.IntRange(min=0), help="File descriptor of a listening socket to take over.")
 @click.option("--access-log", is_flag=True, help="Log every request.")
 def command(
-    runs_and_settings: tuple[str, ...],
-    runs: Path | None,
-    token_file: Path | None,
-    fd: int | None,
-    **options: Any,
+    runs_and_settings: tuple[str, ...], runs: Path | None, token_file: Path | None, fd: int | None, **options: Any
 ) -> None:
     """Serve models over HTTP, with a web page.
 

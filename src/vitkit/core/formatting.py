@@ -193,10 +193,7 @@ class StandardErrorHandler(logging.Handler):
 
 
 def configure_logging(
-    log_format: LogFormat = "text",
-    *,
-    handler: logging.Handler | None = None,
-    has_timestamps: bool = False,
+    log_format: LogFormat = "text", *, handler: logging.Handler | None = None, has_timestamps: bool = False
 ) -> None:
     """Send vitkit's log records, and errors of the libraries it uses, to stderr or to another handler.
 

@@ -246,8 +246,7 @@ def _read_summary(run: RunDir | None) -> dict[str, Any]:
 def _own_fingerprint(run: RunDir | None) -> str | None:
     """Return the fingerprint of the images that a run was evaluated on."""
     split = _read_summary(run).get("evaluated_on")
-    fingerprint: str | None = _stored_data(run).get("fingerprints", {}).get(split)
-    return fingerprint
+    return _stored_data(run).get("fingerprints", {}).get(split)
 
 
 def _stored_data(run: RunDir | None) -> Any:

@@ -190,7 +190,10 @@ def flatten_settings(settings: Mapping[str, object]) -> dict[str, object]:
     >>> flatten_settings({"schedule": {"lr": 0.1}, "model.name": "B/16"})
     {'schedule.lr': 0.1, 'model.name': 'B/16'}
     """
-    _check_mapping(settings)
+    if not isinstance(settings, Mapping):
+        raise ConfigError(
+            "the settings are not a mapping", got=type(settings).__name__, hint='settings={"section.key": value}'
+        )
     flat: dict[str, object] = {}
     for key, value in settings.items():
         if not all(key.split(".")):
@@ -202,12 +205,6 @@ def flatten_settings(settings: Mapping[str, object]) -> dict[str, object]:
                 raise ConfigError(f"{dotted} is assigned twice", got=f"{flat[dotted]} and {inner}")
             flat[dotted] = inner
     return flat
-
-
-def _check_mapping(settings: object) -> None:
-    if not isinstance(settings, Mapping):
-        hint = 'settings={"section.key": value}'
-        raise ConfigError("the settings are not a mapping", got=type(settings).__name__, hint=hint)
 
 
 def find_keys(cls: type[Any], name: str) -> list[str]:

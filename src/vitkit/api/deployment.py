@@ -8,7 +8,7 @@ import socket
 import tempfile
 import threading
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 
 import torch
 
@@ -233,11 +233,9 @@ def _require_server() -> None:
 def _check_can_block() -> None:
     """Raise ConfigError where a server cannot handle signals or has no event loop of its own."""
     problem = "this is not the main thread" if threading.current_thread() is not threading.main_thread() else None
-    try:
+    with suppress(RuntimeError):
         asyncio.get_running_loop()
         problem = "an event loop is running here, as in a notebook"
-    except RuntimeError:
-        pass
     if problem is not None:
         raise ConfigError(f"cannot serve in this process: {problem}", hint="use block=False")
 

@@ -121,6 +121,7 @@ def test_missing_command_prints_help_to_stderr(capsys: pytest.CaptureFixture[str
     ("arguments", "lines"),
     [
         (["docter"], ["error: no such command 'docter'", "hint: did you mean doctor?"]),
+        (["EVAL"], ["error: no such command 'EVAL'", "hint: did you mean eval?"]),
         (["xyzzy"], ["error: no such command 'xyzzy'", "hint: run vitkit --help"]),
         (["doctor", "--jsn"], ["error: no such option '--jsn'", "hint: did you mean --json?"]),
         (

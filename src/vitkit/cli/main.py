@@ -74,7 +74,8 @@ class LazyGroup(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Return the command that the arguments name, or raise with a suggestion."""
         if args[0] not in COMMANDS and not ctx.resilient_parsing:
-            raise click.exceptions.NoSuchCommand(args[0], possibilities=COMMANDS, ctx=ctx)
+            message = f"no such command {args[0]!r}"
+            raise click.exceptions.NoSuchCommand(args[0].lower(), message, possibilities=COMMANDS, ctx=ctx)
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

@@ -7,6 +7,7 @@ import select
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 from pathlib import Path
 from typing import Any
@@ -191,6 +192,17 @@ def test_other_addresses_need_a_token(block: bool) -> None:
         vitkit.serve(runs=".", token="two\nlines", block=block)
 
 
+def test_model_in_memory_is_removed_if_no_process_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError("out of processes")
+
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr("vitkit.server.background.subprocess.Popen", refuse)
+    with pytest.raises(OSError, match="out of processes"):
+        vitkit.serve(make_model(), port=0, block=False)
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize(
     ("options", "message"),
@@ -198,7 +210,7 @@ def test_other_addresses_need_a_token(block: bool) -> None:
         ({}, "nothing to serve"),
         ({"models": {"a b": "model"}}, "letters"),
         ({"models": "model", "precision": "int8"}, r"precision=\['int8'\]"),
-        ({"models": "model", "precision": ["fp8"]}, "unknown precision"),
+        ({"models": "model", "precision": ["fp8"]}, "no such precision"),
         ({"models": "model", "settings": {"limits.batc": 3}}, "batch"),
         ({"models": "model", "port": 70000}, "cannot listen"),
     ],

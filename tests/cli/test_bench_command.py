@@ -120,9 +120,9 @@ def test_unsupported_model_is_measured_without_native_engine(shell: Shell, monke
 
 
 MISTAKES = [
-    (["model", "--batch-size", "1,zero"], 2, "'zero' is not a positive integer"),
+    (["model", "--batch-size", "1,zero"], 2, "'zero' is not a valid integer range"),
     (["model", "--batch-size", ","], 2, "the list is empty"),
-    (["model", "--precision", "fp16"], 2, "'fp16' is not one of fp32, bf16, int8"),
+    (["model", "--precision", "fp16"], 2, "'fp16' is not one of 'fp32', 'bf16', 'int8'"),
     (["nowhere"], 1, "nowhere"),
     (["rotary", "--merge", "4"], 1, "tokens can be merged only if positions are added at the stem"),
     (["model", "--images", "nowhere"], 1, "nowhere"),

@@ -62,7 +62,7 @@ def test_saved_head_is_evaluated_and_exported(shell: Shell, tmp_path: Path) -> N
     ("arguments", "message"),
     [
         (("run", "birds", "--shots", "100"), "too few images for 100 shots"),
-        (("run", "birds", "--shots", "1,x"), "is not a list of numbers"),
+        (("run", "birds", "--shots", "1,x"), "'x' is not a valid integer range"),
         (("run", "nowhere"), "nowhere"),
         (("nowhere", "birds"), "nowhere"),
     ],

@@ -322,7 +322,7 @@ def test_errors_on_the_command_line_are_reported_first(shell):
     assert "did you mean one?" in result.hints[0]
     result = shell("suite", "mine.toml", "--out", "out", "--only", ",")
     assert result.code == 2
-    assert "--only names no dataset" in result.errors[0]
+    assert "'--only': the list is empty" in result.errors[0]
     photos(Path("plain"), each=3)
     Path("mine.toml").write_text('models = "tiny"\n[datasets.plain]\npath = "plain"\n', encoding="utf-8")
     result = shell("suite", "mine.toml", "--out", "out")

@@ -27,7 +27,6 @@ from vitkit.server.config import (
     ServeConfig,
     configure_server,
     parse_arguments,
-    parse_precisions,
 )
 from vitkit.server.metrics import Metrics
 from vitkit.server.middleware import match_route
@@ -58,8 +57,7 @@ def check_command(arguments: Sequence[str]) -> ServeConfig:
     """Parse the arguments of `vitkit serve` and return its settings."""
     add_global_options(serve.command)
     params = serve.command.make_context("serve", list(arguments)).params
-    precisions = parse_precisions(params["precision"])
-    settings, models = configure_server(*parse_arguments(params["runs_and_settings"]), precisions=precisions)
+    settings, models = configure_server(*parse_arguments(params["runs_and_settings"]), precisions=params["precision"])
     assert models
     return settings
 

@@ -150,7 +150,7 @@ def test_port_in_use_is_an_error_with_hint(model: Path, capsys: pytest.CaptureFi
     ("arguments", "word"),
     [
         ([], "nothing to serve"),
-        (["pets", "--precision", "fp8"], "fp32, bf16 or int8"),
+        (["pets", "--precision", "fp8"], "'fp32', 'bf16', 'int8'"),
         (["pets", "--runs", "nowhere"], "does not exist"),
         (["pets", "--token-file", "nowhere"], "token"),
         (["pets", "--host", "0.0.0.0"], "token"),

@@ -4,13 +4,14 @@ import json
 import os
 import pathlib
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from os import PathLike
 from typing import Any, Literal
 
 import torch
 
-from vitkit.api.evaluation import ImageCheck
+from vitkit.api.evaluation import check_images
 from vitkit.api.progress import show_progress
 from vitkit.api.public import public
 from vitkit.api.sources import find_run_dir, resolve_workers
@@ -100,9 +101,10 @@ def compare(
         if data is not None:
             dataset = open_dataset(data, layout=layout)
             name, source, warnings = _common_images(candidates, dataset, split=split)
-            check_images = ImageCheck(dataset.path, workers=workers, progress=report, warnings=warnings)
             for channels in sorted({each.bundle.preprocessing.channels for each in candidates}):
-                source = check_images(source, channels)
+                source, _ = check_images(
+                    source, path=dataset.path, channels=channels, workers=workers, progress=report, warnings=warnings
+                )
             description = f"{len(source):,} images of {name}"
             advance = start_task(report, "evaluating", len(source) * len(candidates))
             images = PreparedData(source=source)
@@ -244,15 +246,11 @@ def _read_summary(run: RunDir | None) -> dict[str, Any]:
 def _own_fingerprint(run: RunDir | None) -> str | None:
     """Return the fingerprint of the images that a run was evaluated on."""
     split = _read_summary(run).get("evaluated_on")
-    fingerprint: str | None = _stored_data(run).get("fingerprints", {}).get(split)
-    return fingerprint
+    return _stored_data(run).get("fingerprints", {}).get(split)
 
 
-def _stored_data(run: RunDir | None) -> dict[str, Any]:
-    if run is None:
-        return {}
-    try:
-        data: dict[str, Any] = json.loads(run.data.read_bytes())
-    except (OSError, ValueError):
-        return {}
-    return data
+def _stored_data(run: RunDir | None) -> Any:
+    if run is not None:
+        with suppress(OSError, ValueError):
+            return json.loads(run.data.read_bytes())
+    return {}

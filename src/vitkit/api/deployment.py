@@ -8,7 +8,7 @@ import socket
 import tempfile
 import threading
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 
 import torch
 
@@ -21,15 +21,7 @@ from vitkit.exporters.exporter import ExportResult, export_model
 from vitkit.inference.benchmark import BenchmarkResult, benchmark_model
 from vitkit.inference.engine import check_precision, resolve_device
 from vitkit.server.background import Server, start_server
-from vitkit.server.config import (
-    TOKEN_VARIABLE,
-    ServerOptions,
-    TokenError,
-    configure_server,
-    default_name,
-    is_loopback,
-    parse_precisions,
-)
+from vitkit.server.config import TOKEN_VARIABLE, ServerOptions, TokenError, configure_server, default_name, is_loopback
 from vitkit.typing import DataSource, ModelSource, Path, Settings
 from vitkit.weights.load import save, source_name
 
@@ -185,7 +177,8 @@ def serve(  # noqa: PLR0913  the options of `vitkit serve`
         raise ConfigError("nothing to serve", hint="pass a model, or runs=DIRECTORY")
     with ExitStack() as cleanup:
         sources = _write_models(models, cleanup)
-        config, configured = configure_server(sources, settings or {}, precisions=parse_precisions(",".join(precision)))
+        precisions = [check_precision(each) for each in dict.fromkeys(precision)]
+        config, configured = configure_server(sources, settings or {}, precisions=precisions)
         token = check_token(os.environ.get(TOKEN_VARIABLE, "").strip() or None if token is None else token)
         sock, host = _open_socket(fd, host=host, port=port, has_token=token is not None)
         options = ServerOptions(
@@ -200,14 +193,16 @@ def serve(  # noqa: PLR0913  the options of `vitkit serve`
             shares_socket=fd is not None,
         )
         if not block:
-            return start_server(options, sock, on_stop=cleanup.pop_all().close)
+            started = start_server(options, sock)
+            started.on_stop = cleanup.pop_all().close
+            return started
         from vitkit.server import server
 
         urls: list[str] = []
 
         def announce(url: str) -> None:
             urls.append(url)
-            print(url, flush=True)  # noqa: T201  the caller waits in this call, and nothing else tells the port
+            print(url, flush=True)  # noqa: T201  the caller waits in this call, and nothing else reports the port
 
         server.serve(options, sock, on_listening=announce)
         return Server(urls[0] if urls else "")
@@ -238,11 +233,9 @@ def _require_server() -> None:
 def _check_can_block() -> None:
     """Raise ConfigError where a server cannot handle signals or has no event loop of its own."""
     problem = "this is not the main thread" if threading.current_thread() is not threading.main_thread() else None
-    try:
+    with suppress(RuntimeError):
         asyncio.get_running_loop()
         problem = "an event loop is running here, as in a notebook"
-    except RuntimeError:
-        pass
     if problem is not None:
         raise ConfigError(f"cannot serve in this process: {problem}", hint="use block=False")
 

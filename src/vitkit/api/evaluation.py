@@ -99,8 +99,10 @@ def evaluate(  # noqa: PLR0913  the options of `vitkit eval`
         selected = None
         if precision != "fp32" or merge:
             selected = _select_engine(bundle, precision=precision, merge=merge, device=target_device, progress=report)
-        check_images = ImageCheck(dataset.path, workers=workers, progress=report, warnings=warnings)
-        readable = check_images(prepared.source, bundle.preprocessing.channels)
+        channels = bundle.preprocessing.channels
+        readable, bad = check_images(
+            prepared.source, path=dataset.path, channels=channels, workers=workers, progress=report, warnings=warnings
+        )
         engines = [None] if selected is None else [None, selected.engine]
         evaluate_engine = partial(
             evaluate_protocol,
@@ -113,7 +115,7 @@ def evaluate(  # noqa: PLR0913  the options of `vitkit eval`
             progress=start_task(report, "evaluating", len(readable) * len(engines)),
         )
         fp32, *others = [evaluate_engine(engine=engine) for engine in engines]
-    result = replace(fp32, split=name, skipped=tuple(check_images.bad), warnings=tuple(warnings))
+    result = replace(fp32, split=name, skipped=tuple(bad), warnings=tuple(warnings))
     if selected is None:
         return result
     engine = EvaluatedEngine(
@@ -131,25 +133,14 @@ def _select_engine(
     return select_engine(module, precision=precision, device=device, merge=merge)
 
 
-class ImageCheck:
-    """Removal of unreadable images from the sources of a dataset; `bad` lists them."""
-
-    def __init__(self, data: str, *, workers: int, progress: ProgressFunction, warnings: list[str]) -> None:
-        self.data, self.workers, self.progress, self.warnings = data, workers, progress, warnings
-        self.bad: list[BadFile] = []
-
-    def __call__(self, source: ImageSource, channels: int) -> ImageSource:
-        """Return the images that can be decoded."""
-        readable, bad = skip_unreadable(
-            source,
-            path=self.data,
-            channels=channels,
-            workers=self.workers,
-            progress=start_task(self.progress, "checking images", len(source)),
-            warn=self.warnings.append,
-        )
-        self.bad += bad
-        return readable
+def check_images(
+    source: ImageSource, *, path: str, channels: int, workers: int, progress: ProgressFunction, warnings: list[str]
+) -> tuple[ImageSource, list[BadFile]]:
+    """Return the images that can be decoded and the files that cannot; a warning is added for each of these."""
+    advance = start_task(progress, "checking images", len(source))
+    return skip_unreadable(
+        source, path=path, channels=channels, workers=workers, progress=advance, warn=warnings.append
+    )
 
 
 def _label_map_warnings(prepared: PreparedData) -> list[str]:
@@ -213,11 +204,15 @@ def fewshot(  # noqa: PLR0913  the options of `vitkit fewshot`
     preprocessing = released_preprocessing(bundle.preprocessing) if released_crop else bundle.preprocessing
     warnings = list_left_out(dataset.left_out)
     splits = fewshot_splits(dataset)
+    skipped: list[BadFile] = []
     with show_progress(progress) as report:
-        check_images = ImageCheck(dataset.path, workers=workers, progress=report, warnings=warnings)
 
         def labeled_features(source: ImageSource) -> LabeledFeatures:
-            readable = check_images(source, preprocessing.channels)
+            channels, path = preprocessing.channels, dataset.path
+            readable, bad = check_images(
+                source, path=path, channels=channels, workers=workers, progress=report, warnings=warnings
+            )
+            skipped.extend(bad)
             advance = start_task(report, "computing features", len(readable))
             features = compute_features(
                 bundle, readable, preprocessing=preprocessing, workers=workers, device=target_device, progress=advance
@@ -242,7 +237,7 @@ def fewshot(  # noqa: PLR0913  the options of `vitkit fewshot`
         methods=scores,
         train_images=len(train.targets),
         test_images=len(test.targets),
-        skipped=tuple(check_images.bad),
+        skipped=tuple(skipped),
         model_path=out,
         warnings=tuple(warnings),
     )

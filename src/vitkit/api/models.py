@@ -124,11 +124,7 @@ def load(
 
 @public
 def save(
-    model: nn.Module,
-    path: Path,
-    *,
-    labels: Sequence[str] | None = None,
-    preprocessing: Preprocessing | None = None,
+    model: nn.Module, path: Path, *, labels: Sequence[str] | None = None, preprocessing: Preprocessing | None = None
 ) -> pathlib.Path:
     """Write an artifact that vitkit, timm and transformers load, and return its path.
 

@@ -1,6 +1,6 @@
 """Plans of runs: from the arguments of `train` and `finetune` to a configuration and a directory.
 
-This module imports no torch: signals that arrive while torch is imported must stop a run in order, too.
+This module imports no torch: a signal that arrives while torch is imported must stop a run gracefully, too.
 """
 
 import os
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from itertools import count
 from pathlib import Path as FilePath
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from vitkit.core.config import flatten_settings
 from vitkit.core.environment import is_main_rank
@@ -46,15 +46,15 @@ class RunPlan:
     name: str
     dataset: "Dataset | None" = None
     decisions: tuple[str, ...] = ()
-    reserved: tuple[str, ...] = ()
+    reserved_keys: tuple[str, ...] = ()
     """Keys that the arguments have set."""
     is_default: bool = False
     """Whether no recipe, file or configuration was named, so that initial weights and length may be chosen."""
     minutes: float | None = None
     """Time budget, within which the settings are chosen; None if the configuration decides the length."""
-    fixed: tuple[str, ...] = ()
+    fixed_keys: tuple[str, ...] = ()
     """Settings that were given, which a time budget does not vary."""
-    tuned: RunConfig | None = None
+    tuned_config: RunConfig | None = None
     """Configuration from pretrained weights, if these may be chosen."""
     choose_init: "Callable[[], InitialWeights] | None" = None
     """Chooses the initial weights, once."""
@@ -69,8 +69,8 @@ class RunPlan:
         """Return the configuration of the run in a directory, in which models that are in memory will be stored."""
         paths = {key: model_path(source, out, name=key.rpartition(".")[2]) for key, source in self.models.items()}
         config = self.config
-        if self.tuned is not None and (source := self.find_init(out)) is not None:
-            config, paths = self.tuned, {INIT: source} | paths
+        if self.tuned_config is not None and (source := self.find_init(out)) is not None:
+            config, paths = self.tuned_config, {INIT: source} | paths
         return config.override(paths)
 
     def find_init(self, out: FilePath) -> str | None:
@@ -104,12 +104,12 @@ def plan_training(
     """Return the run of `train` with these arguments."""
     keys = tuple({SHORT_KEYS.get(key, key) for key in flatten_settings(settings or {})})
     plan = plan_data(data, recipe=recipe, has_budget=minutes is not None)
-    plan = replace(plan, minutes=choose_minutes(minutes, plan, keys, teacher=teacher), fixed=keys)
+    plan = replace(plan, minutes=choose_minutes(minutes, plan, keys, teacher=teacher), fixed_keys=keys)
     models: dict[str, ModelSource] = {} if teacher is None else {TEACHER: teacher}
     is_auto, is_scratch = (isinstance(init, str) and init == name for name in ("auto", "scratch"))
     if not is_auto and not is_scratch:
-        return replace(plan, **plan_init(plan, init, models=models, settings=settings))
-    checked = check_reserved(settings, (*plan.reserved, *models))
+        return plan_init(plan, init, models=models, settings=settings)
+    checked = check_reserved(settings, (*plan.reserved_keys, *models))
     chosen = {SHORT_KEYS.get(key, key) for key in checked} | models.keys()
     if is_auto and plan.is_default and INIT in chosen:
         return replace(plan, config=tuning_config(plan).override(checked), models=models, init_reason=REQUESTED)
@@ -143,13 +143,13 @@ def choose_minutes(
 
 def plan_init(
     plan: RunPlan, init: ModelSource, *, models: Mapping[str, ModelSource], settings: Settings | None
-) -> dict[str, Any]:
-    """Return the fields of a plan with given initial weights, which decide the model."""
+) -> RunPlan:
+    """Return a plan with given initial weights, which decide the model."""
     config = tuning_config(plan) if plan.is_default else plan.config
     config = replace(config, model=replace(config.model, name=None, patch_size=None, settings=()))
     models = {INIT: init, **models}
-    config = config.override(check_reserved(settings, (*plan.reserved, *models)))
-    return {"config": config, "models": models, "init_reason": REQUESTED}
+    config = config.override(check_reserved(settings, (*plan.reserved_keys, *models)))
+    return replace(plan, config=config, models=models, init_reason=REQUESTED)
 
 
 def plan_auto(plan: RunPlan, settings: Mapping[str, object]) -> RunPlan:
@@ -172,7 +172,7 @@ def plan_auto(plan: RunPlan, settings: Mapping[str, object]) -> RunPlan:
         )
         return share_choice(weights, plan.config)
 
-    return replace(plan, tuned=tuning_config(plan).override(others), choose_init=choose)
+    return replace(plan, tuned_config=tuning_config(plan).override(others), choose_init=choose)
 
 
 def share_choice(choose: "Callable[..., InitialWeights]", config: RunConfig) -> "InitialWeights":
@@ -214,7 +214,7 @@ def plan_finetuning(
     plan = plan_data(data, recipe=recipe)
     # A model name in the settings is then reported as a conflict with the initial weights.
     choice = replace(plan.config.model, name=None, init="initial weights", new_head=True)
-    config = replace(plan.config, model=choice).override(check_reserved(settings, (INIT, *plan.reserved)))
+    config = replace(plan.config, model=choice).override(check_reserved(settings, (INIT, *plan.reserved_keys)))
     return replace(plan, config=config, models={INIT: model}, rates=rates)
 
 
@@ -234,16 +234,7 @@ def plan_data(data: DataSource | RunConfig | None, *, recipe: str | Path | None,
     from vitkit.data.layouts.registry import open_dataset
 
     dataset = open_dataset(data)
-    config, decision = base_recipe(recipe)
-    config = config.override({"data.path": dataset.path, "data.layout": None})
-    return RunPlan(
-        config=config,
-        name="pairs",
-        dataset=dataset,
-        decisions=(decision,),
-        reserved=("data.path",),
-        is_default=recipe is None,
-    )
+    return plan_images({"data.path": dataset.path, "data.layout": None}, name="pairs", recipe=recipe, dataset=dataset)
 
 
 def plan_path(data: str, *, recipe: str | Path | None, has_budget: bool) -> RunPlan:
@@ -259,27 +250,27 @@ def plan_path(data: str, *, recipe: str | Path | None, has_budget: bool) -> RunP
     path = FilePath(data).expanduser()
     is_built_in = has_budget and data in EMBEDDED and not path.exists()
     if recipe is not None or path.exists() or is_pattern(path) or is_built_in:
-        config, decision = base_recipe(recipe)
         # a directory with the name of embedded images
         is_directory = recipe is None and data in EMBEDDED and not is_built_in
-        config = config.override({"data.path": f"./{data}" if is_directory else data})
-        return RunPlan(
-            config=config,
-            name=clean_name(data),
-            decisions=(decision,),
-            reserved=("data.path",),
-            is_default=recipe is None,
-        )
+        settings = {"data.path": f"./{data}" if is_directory else data}
+        return plan_images(settings, name=clean_name(data), recipe=recipe)
     if data.lower() not in RECIPES:
         raise explain_unknown(data)
     return RunPlan(config=find_recipe(data).make(), name=data.lower(), decisions=(f"recipe: {data.lower()}",))
 
 
-def base_recipe(name: str | Path | None) -> tuple[RunConfig, str]:
-    """Return the configuration of a recipe, or of the default one, and the decision for it."""
-    if name is None:
-        return find_recipe(SCRATCH_RECIPE).make(), "recipe: the default for images"
-    return load_recipe(name), f"recipe: {name}"
+def plan_images(
+    settings: Settings, *, name: str, recipe: str | Path | None, dataset: "Dataset | None" = None
+) -> RunPlan:
+    """Return the run of a recipe, or of the default one, on the images that the settings describe."""
+    return RunPlan(
+        config=load_recipe(SCRATCH_RECIPE if recipe is None else recipe).override(settings),
+        name=name,
+        dataset=dataset,
+        decisions=(f"recipe: {'the default for images' if recipe is None else recipe}",),
+        reserved_keys=("data.path",),
+        is_default=recipe is None,
+    )
 
 
 def load_recipe(name: str | Path) -> RunConfig:
@@ -404,17 +395,17 @@ def make_request(plan: RunPlan, out: FilePath) -> "AutoRequest":
     from vitkit.training.run_dir import RunDir
 
     minutes = plan.minutes or DEFAULT_MINUTES
-    if plan.tuned is None:  # the initial weights are given, or none are to be used
+    if plan.tuned_config is None:  # the initial weights are given, or none are to be used
         config = plan.configure(out)
         sources = (config.model.init,) if config.model.init else ()
         scratch = None if sources else config
-        return AutoRequest(minutes=minutes, scratch=scratch, tuned=config, sources=sources, fixed=plan.fixed)
+        return AutoRequest(minutes=minutes, scratch=scratch, tuned=config, sources=sources, fixed=plan.fixed_keys)
     chosen = plan.choose_init() if plan.choose_init and not RunDir(out).trials.exists() else None
     sources = (chosen.source,) if chosen and chosen.source else ()
     advice = chosen.advice if chosen else None
-    tuned = plan.config if chosen and not sources else plan.tuned
+    tuned = plan.config if chosen and not sources else plan.tuned_config
     return AutoRequest(
-        minutes=minutes, scratch=plan.config, tuned=tuned, sources=sources, fixed=plan.fixed, advice=advice
+        minutes=minutes, scratch=plan.config, tuned=tuned, sources=sources, fixed=plan.fixed_keys, advice=advice
     )
 
 

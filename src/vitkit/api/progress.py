@@ -97,12 +97,24 @@ class Display:
             self.print(text, is_warning=is_warning)
 
 
-class LineDisplay(Display):
+class ConsoleDisplay(Display):
+    """Base of the displays that print to a console."""
+
+    def __init__(self, console: Console) -> None:
+        self.console = console
+
+    def print(self, text: str, *, is_warning: bool = False) -> None:
+        """Print a line that is not wrapped; a warning is yellow."""
+        prefix, style = ("warning: ", "yellow") if is_warning else ("", None)
+        self.console.print(f"{prefix}{safe_text(text)}", style=style, soft_wrap=True)
+
+
+class LineDisplay(ConsoleDisplay):
     """Display that prints a line every ten seconds."""
 
     def __init__(self, console: Console, *, clock: Clock) -> None:
-        self.console, self.clock = console, clock
-        self.last_line = clock()
+        super().__init__(console)
+        self.clock, self.last_line = clock, clock()
 
     def show(self, task: str, done: int, total: int) -> None:
         """Print a line if ten seconds have passed since the last one."""
@@ -115,10 +127,6 @@ class LineDisplay(Display):
             return False
         self.last_line = self.clock()
         return True
-
-    def print(self, text: str, *, is_warning: bool = False) -> None:
-        """Print a line to stderr."""
-        print_line(self.console, text, is_warning=is_warning)
 
 
 class ProgressBars(Progress):
@@ -133,19 +141,15 @@ class ProgressBars(Progress):
             yield Text(self.numbers, style="dim", no_wrap=True, overflow="ellipsis")
 
 
-class TerminalDisplay(Display):
+class TerminalDisplay(ConsoleDisplay):
     """Display with a bar for each task."""
 
     is_live = True
 
     def __init__(self, console: Console) -> None:
-        columns = (
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=None),
-            MofNCompleteColumn(),
-            TimeRemainingColumn(compact=True),
-        )
-        self.console = console
+        description, bar = TextColumn("{task.description}"), BarColumn(bar_width=None)
+        columns = (description, bar, MofNCompleteColumn(), TimeRemainingColumn(compact=True))
+        super().__init__(console)
         self.bars = ProgressBars(*columns, console=console, transient=True, expand=True)
         self.tasks: dict[str, TaskID] = {}
 
@@ -173,10 +177,6 @@ class TerminalDisplay(Display):
         """Remove the bar of a task."""
         if task in self.tasks:
             self.bars.remove_task(self.tasks.pop(task))
-
-    def print(self, text: str, *, is_warning: bool = False) -> None:
-        """Print a line above the bars."""
-        print_line(self.console, text, is_warning=is_warning)
 
 
 class NotebookDisplay(Display):
@@ -242,14 +242,6 @@ class NotebookDisplay(Display):
         )
         numbers = f"<div>{html.escape(self.numbers)}</div>" if self.numbers else ""
         return f'<div style="font-family:monospace">{"".join(self.messages)}{bars}{numbers}</div>'
-
-
-def print_line(console: Console, text: str, *, is_warning: bool) -> None:
-    """Print a line that is not wrapped; a warning is yellow."""
-    if is_warning:
-        console.print(f"warning: {safe_text(text)}", style="yellow", soft_wrap=True)
-    else:
-        console.print(safe_text(text), soft_wrap=True)
 
 
 class RunDisplay(Callback):

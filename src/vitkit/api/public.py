@@ -30,7 +30,7 @@ def public(function: Callable[Parameters, Returned]) -> Callable[Parameters, Ret
     lists = set(find_lists(signature))
 
     @functools.wraps(function)
-    def checked(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Returned:
+    def wrapper(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Returned:
         for name, value in kwargs.items():
             if name not in signature.parameters:
                 hint = suggest_argument(function.__name__, name, value, signature)
@@ -52,7 +52,7 @@ def public(function: Callable[Parameters, Returned]) -> Callable[Parameters, Ret
             hint = "use a smaller model, image size or batch size, or a machine with more memory"
             raise VitkitError("out of memory", got=amount and f"a request for {amount[1]}", hint=hint) from error
 
-    return checked
+    return wrapper
 
 
 def suggest_argument(function: str, name: str, value: object, signature: inspect.Signature) -> str:

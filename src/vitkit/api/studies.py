@@ -1,6 +1,6 @@
 """Studies: the paper's experiments as grids of runs.
 
-This module imports no torch: signals that arrive while torch is imported must stop a study in order, too.
+This module imports no torch: a signal that arrives while torch is imported must stop a study gracefully, too.
 """
 
 import os

@@ -1,6 +1,6 @@
 """Training, fine-tuning, recipes, suites and the demo.
 
-This module imports no torch: signals that arrive while torch is imported must stop a run in order, too.
+This module imports no torch: a signal that arrives while torch is imported must stop a run gracefully, too.
 """
 
 import os
@@ -127,11 +127,10 @@ def train(  # noqa: PLR0913  the options of `vitkit train`
         "device": None if str(device) == "auto" else str(device),
         "workers": workers,
     }
-
-    def make_plan() -> RunPlan:
-        chosen = merge_settings(keywords, settings)
-        return plan_training(data, init=init, minutes=minutes, recipe=recipe, teacher=teacher, settings=chosen)
-
+    chosen = merge_settings(keywords, settings)
+    make_plan = partial(
+        plan_training, data, init=init, minutes=minutes, recipe=recipe, teacher=teacher, settings=chosen
+    )
     return run_plan(make_plan, out=out, callbacks=callbacks, progress=progress)
 
 
@@ -202,10 +201,8 @@ def finetune(  # noqa: PLR0913  the options of `vitkit finetune`
         "device": None if str(device) == "auto" else str(device),
         "workers": workers,
     }
-
-    def make_plan() -> RunPlan:
-        return plan_finetuning(model, data, recipe=recipe, sweep=sweep, settings=merge_settings(keywords, settings))
-
+    chosen = merge_settings(keywords, settings)
+    make_plan = partial(plan_finetuning, model, data, recipe=recipe, sweep=sweep, settings=chosen)
     return run_plan(make_plan, out=out, callbacks=callbacks, progress=progress)
 
 

@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from vitkit.cli.console import print_result, print_table, stdout_console
-from vitkit.cli.options import device_option
-from vitkit.core.formatting import format_bytes, safe_text
+from vitkit.cli.options import CommaSeparated, device_option
+from vitkit.core.formatting import MISSING, format_bytes, format_plural, safe_text
+from vitkit.core.sizes import format_size
 
 if TYPE_CHECKING:
     from vitkit.inference.benchmark import BenchmarkResult, BenchmarkRow
@@ -15,34 +16,19 @@ if TYPE_CHECKING:
 COLUMNS = ("startup", "memory", "same top-1", "difference")
 
 
-class CommaSeparated(click.ParamType[list[str]]):
-    """Comma-separated positive integers, or values of a list of choices."""
-
-    name = "list"
-
-    def __init__(self, choices: Sequence[str] | None = None) -> None:
-        self.choices = choices
-
-    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> list[str]:
-        """Split the value, drop duplicates, and fail on invalid items."""
-        items = list(dict.fromkeys(part.strip() for part in str(value).split(",") if part.strip()))
-        for item in items:
-            if self.choices is None and not (item.isdecimal() and int(item) > 0):
-                self.fail(f"{item!r} is not a positive integer", param, ctx)
-            if self.choices is not None and item not in self.choices:
-                self.fail(f"{item!r} is not one of {', '.join(self.choices)}", param, ctx)
-        return items or self.fail("the list is empty", param, ctx)
-
-
 @click.command("bench")
 @click.argument("model")
 @click.option("--images", metavar="PATH", help="Measure agreement with fp32 on the first images there.")
 @click.option(
-    "--batch-size", type=CommaSeparated(), default="1,8,32", show_default=True, help="Batch sizes to measure."
+    "--batch-size",
+    type=CommaSeparated(click.IntRange(min=1)),
+    default="1,8,32",
+    show_default=True,
+    help="Batch sizes to measure.",
 )
 @click.option(
     "--precision",
-    type=CommaSeparated(("fp32", "bf16", "int8")),
+    type=CommaSeparated(click.Choice(["fp32", "bf16", "int8"])),
     default="fp32,bf16,int8",
     show_default=True,
     help="Precisions to measure.",
@@ -57,7 +43,7 @@ class CommaSeparated(click.ParamType[list[str]]):
 )
 @device_option
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def command(batch_size: list[str], as_json: bool, **options: Any) -> None:
+def command(as_json: bool, **options: Any) -> None:
     """Measure how fast and how exactly this machine runs MODEL: a run, weights of any format, or a name such as B/16.
 
     All engines and precisions are timed in turns, which gives a fair comparison on a busy machine too. bf16 and int8
@@ -70,16 +56,17 @@ def command(batch_size: list[str], as_json: bool, **options: Any) -> None:
     """
     import vitkit
 
-    result = vitkit.benchmark(batch_size=[int(size) for size in batch_size], **options)
-    print_result(result, _print_benchmark, as_json=as_json)
+    result = vitkit.benchmark(**options)
+    print_result(result, print_benchmark, as_json=as_json)
 
 
-def _print_benchmark(result: "BenchmarkResult") -> None:
-    threads = f"{result.threads} thread{'s' * (result.threads != 1)}"
+def print_benchmark(result: "BenchmarkResult") -> None:
+    """Print the model, the table of engines and the recommendation."""
+    threads = format_plural(result.threads, "thread")
     device = f"{result.device}, {threads}" if result.device == "cpu" else result.device
-    height, width = result.image_size
+    title = f"{result.model}, {format_size(result.image_size)} pixels, {device}"
     console = stdout_console()
-    console.print(safe_text(f"{result.model}, {height}×{width} pixels, {device}"), style="bold", soft_wrap=True)
+    console.print(safe_text(title), style="bold", soft_wrap=True)
     _print_rows(result.rows)
     for sentence in (result.note, result.recommendation):
         console.print(safe_text(sentence), soft_wrap=True)
@@ -108,6 +95,6 @@ def _cells(rows: "Sequence[BenchmarkRow]") -> list[str]:
         f"{1000 * row.latency_p50:.1f} ms",
         f"{row.start_seconds:.2f} s",
         format_bytes(row.memory_bytes),
-        "–" if agreement is None else f"{agreement.same_top1:.1%}",
-        "–" if agreement is None else f"{agreement.largest_difference:.2g}",
+        MISSING if agreement is None else f"{agreement.same_top1:.1%}",
+        MISSING if agreement is None else f"{agreement.largest_difference:.2g}",
     ]

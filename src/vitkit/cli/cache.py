@@ -2,7 +2,7 @@
 
 import click
 
-from vitkit.cli.console import print_json, print_sections
+from vitkit.cli.console import print_json, print_result, print_sections
 from vitkit.core.formatting import format_bytes
 
 
@@ -38,8 +38,6 @@ def clear(as_json: bool) -> None:
     """Remove everything from the cache. Kernels and features are computed again when needed."""
     import vitkit
 
-    info = vitkit.clear_cache()
-    if as_json:
-        print_json(info.to_dict())
-    else:
-        click.echo(f"removed {format_bytes(info.size_bytes)} from {info.path}")
+    removed = vitkit.clear_cache()
+    text = f"removed {format_bytes(removed.size_bytes)} from {removed.path}"
+    print_result(removed, lambda _: click.echo(text), as_json=as_json)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from vitkit.zoo.cost import Cost, Table6
 
 
-class CountParameter(click.ParamType):  # type: ignore[type-arg]
+class CountParameter(click.ParamType[int]):
     """Number of images: 50000, 50_000 or 303e6."""
 
     name = "count"

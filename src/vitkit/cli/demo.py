@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from vitkit.cli.console import print_json, print_sections, print_table
+from vitkit.cli.console import print_result, print_sections, print_table
 
 if TYPE_CHECKING:
     from vitkit.evaluation.comparison import ComparisonResult
@@ -25,10 +25,7 @@ def command(out: Path, quick: bool, as_json: bool) -> None:
     import vitkit
 
     comparison = vitkit.demo(out=out, quick=quick)
-    if as_json:
-        print_json(comparison.to_dict())
-    else:
-        print_comparison(comparison, out=out)
+    print_result(comparison, lambda result: print_comparison(result, out=out), as_json=as_json)
 
 
 def print_comparison(comparison: "ComparisonResult", *, out: Path) -> None:

@@ -47,24 +47,21 @@ def report_error(error: Exception, *, verbose: bool) -> int:
     return EXIT_FAILURE
 
 
-def takes_settings(command: click.Command) -> bool:
-    """Return whether a command has the argument SETTING=VALUE."""
-    return any(parameter.name == "settings" for parameter in command.params)
-
-
 def _describe_click_error(error: click.ClickException) -> tuple[str, str | None]:
     """Return the message and the hint of an error of click."""
     message, hint = error.format_message(), getattr(error, "hint", None)
     if possibilities := getattr(error, "possibilities", None):  # click appends them to the message
         message, hint = error.message, f"did you mean {' or '.join(possibilities)}?"
-    if isinstance(error, click.NoSuchOption) and error.ctx is not None and takes_settings(error.ctx.command):
+    context = error.ctx if isinstance(error, click.UsageError) else None
+    parameters = [] if context is None else [each.name for each in context.command.params]
+    if isinstance(error, click.NoSuchOption) and "settings" in parameters:
         from vitkit.training.config import SHORT_KEYS, RunConfig
 
         name = error.option_name.lstrip("-").replace("-", "_")
         if name.partition(".")[0] in {*SHORT_KEYS, *(field.name for field in fields(RunConfig))}:
             hint = f"settings have no dashes: {name}=VALUE"
-    if hint is None and isinstance(error, click.UsageError) and error.ctx is not None:
-        hint = f"run {error.ctx.command_path} --help"
+    if hint is None and context is not None:
+        hint = f"run {context.command_path} --help"
     if message[1:2].islower():  # click's messages begin with a capital letter; a name such as B/16 keeps its own
         message = message[0].lower() + message[1:]
     return message.removesuffix("."), hint

@@ -5,10 +5,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from vitkit.cli.console import print_json, print_sections, print_status
+from vitkit.cli.console import print_result, print_sections, print_status
 from vitkit.cli.options import json_option
 from vitkit.core.config import parse_assignments
-from vitkit.core.formatting import safe_text
+from vitkit.core.formatting import safe_text, shorten_list
 
 if TYPE_CHECKING:
     from vitkit.exporters.exporter import ExportResult
@@ -48,15 +48,11 @@ def command(out: Path, settings: tuple[str, ...], force: bool, as_json: bool, **
     result = vitkit.export(out=out, settings=parse_assignments(settings), overwrite=force, **options)
     if result.already_existed:
         print_status(f"already complete: {out}")
-    if as_json:
-        print_json(result.to_dict())
-    else:
-        _print_result(result)
+    print_result(result, print_export, as_json=as_json)
 
 
-def _print_result(result: "ExportResult") -> None:
-    from vitkit.core.formatting import shorten_list
-
+def print_export(result: "ExportResult") -> None:
+    """Print the files, the changes and the verification of an export."""
     rows = [
         ("to", result.title),
         ("model", result.model),

@@ -6,32 +6,23 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from vitkit.cli.console import print_result, print_table, stderr_console
-from vitkit.cli.options import device_option, json_option, workers_option
+from vitkit.cli.options import CommaSeparated, device_option, json_option, workers_option
 from vitkit.core.formatting import safe_text
 
 if TYPE_CHECKING:
     from vitkit.evaluation.fewshot import FewShotResult
 
 
-class ShotList(click.ParamType[tuple[int, ...]]):
-    """Comma-separated numbers of shots, such as 1,5,10,25."""
-
-    name = "list"
-
-    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, ...]:
-        """Return the numbers in ascending order."""
-        if isinstance(value, tuple):
-            return value
-        parts = [part.strip() for part in str(value).split(",") if part.strip()]
-        if not parts or not all(part.isdecimal() and int(part) for part in parts):
-            self.fail(f"{value!r} is not a list of numbers such as 1,5,10,25", param, ctx)
-        return tuple(sorted({int(part) for part in parts}))
-
-
 @click.command("fewshot")
 @click.argument("model")
 @click.argument("data")
-@click.option("--shots", type=ShotList(), default="1,5,10,25", show_default=True, help="Images of each class.")
+@click.option(
+    "--shots",
+    type=CommaSeparated(click.IntRange(min=1)),
+    default="1,5,10,25",
+    show_default=True,
+    help="Images of each class.",
+)
 @click.option("--seeds", type=click.IntRange(min=1), default=3, show_default=True, help="Number of random draws.")
 @click.option(
     "--method",
@@ -46,7 +37,7 @@ class ShotList(click.ParamType[tuple[int, ...]]):
 @workers_option
 @device_option
 @json_option
-def command(as_json: bool, **options: Any) -> None:
+def command(shots: list[int], as_json: bool, **options: Any) -> None:
     """Evaluate how well the features of MODEL classify DATA with a few labeled images of each class.
 
     The paper's linear probe: ridge regression on frozen features, in closed form, averaged over random draws. Features
@@ -59,7 +50,7 @@ def command(as_json: bool, **options: Any) -> None:
     """
     from vitkit.api.evaluation import fewshot
 
-    result = fewshot(**options)
+    result = fewshot(shots=sorted(shots), **options)
     console = stderr_console()
     images = f"{result.train_images:,} training and {result.test_images:,} test images"
     console.print(safe_text(f"{result.model}: {len(result.labels)} classes, {images}"), soft_wrap=True)

@@ -4,7 +4,8 @@ from typing import Any
 
 import click
 
-from vitkit.cli.running import out_option, parse_rates, print_run
+from vitkit.cli.options import RATES
+from vitkit.cli.running import out_option, print_run
 from vitkit.core.config import parse_assignments
 
 
@@ -15,9 +16,9 @@ from vitkit.core.config import parse_assignments
 @out_option
 @click.option("--recipe", default="finetune-folder", show_default=True, help="Fine-tuning recipe; see vitkit recipes.")
 @click.option("--sweep", is_flag=True, help="Choose the learning rate on held-out images, then train on all images.")
-@click.option("--rates", help="Learning rates to try, such as 0.001,0.003, instead of the recipe's.")
+@click.option("--rates", type=RATES, help="Learning rates to try, such as 0.001,0.003, instead of the recipe's.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
-def command(settings: tuple[str, ...], sweep: bool, rates: str | None, as_json: bool, **options: Any) -> None:
+def command(settings: tuple[str, ...], sweep: bool, rates: list[float] | None, as_json: bool, **options: Any) -> None:
     """Fine-tune MODEL on DATA with a new head; positions are interpolated to a new image size.
 
     MODEL is a run, a published name such as B/16, or a file or directory that `vitkit weights info` knows. For images
@@ -33,6 +34,5 @@ def command(settings: tuple[str, ...], sweep: bool, rates: str | None, as_json: 
     """
     import vitkit
 
-    tried = sweep if rates is None else parse_rates(rates)
-    run = vitkit.finetune(sweep=tried, settings=parse_assignments(settings), **options)
+    run = vitkit.finetune(sweep=rates or sweep, settings=parse_assignments(settings), **options)
     print_run(run, as_json=as_json)

@@ -1,6 +1,6 @@
 """Entry point of the command `vitkit`: table of commands, lazy imports, and options of the whole program.
 
-To add a command, write `vitkit/cli/NAME.py` with a `click.Command` called `command`, and an entry in COMMANDS.
+To add a command, write `vitkit/cli/NAME.py` with a `click.Command` called `command`, and an entry in SECTIONS.
 """
 
 import importlib
@@ -8,7 +8,6 @@ import io
 import logging
 import sys
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import click
 from click.shell_completion import CompletionItem
@@ -16,18 +15,8 @@ from click.shell_completion import CompletionItem
 from vitkit.cli.errors import report_error
 from vitkit.cli.options import Session, add_global_options
 from vitkit.core.environment import is_main_rank, limit_threads
-from vitkit.core.errors import did_you_mean
 from vitkit.core.formatting import configure_logging
 from vitkit.core.signals import EXIT_INTERRUPTED, Interrupted
-
-
-class CommandEntry(NamedTuple):
-    """Section of the help, `module:attribute` of the command, and its line in the help."""
-
-    section: str
-    target: str
-    summary: str
-
 
 SECTIONS = {
     "Get started": {"demo": "Train on built-in images and open the report."},
@@ -62,19 +51,7 @@ SECTIONS = {
     },
 }
 """Summary of each command by section of the help."""
-COMMANDS = {
-    name: CommandEntry(section, f"vitkit.cli.{name}:command", summary)
-    for section, summaries in SECTIONS.items()
-    for name, summary in summaries.items()
-}
-
-
-class UnknownCommandError(click.UsageError):
-    """Command that is not in the table, with the nearest as a hint."""
-
-    def __init__(self, name: str, context: click.Context) -> None:
-        super().__init__(f"no such command {name!r}", context)
-        self.hint = did_you_mean(name, COMMANDS)
+COMMANDS = {name: summary for summaries in SECTIONS.values() for name, summary in summaries.items()}
 
 
 class LazyGroup(click.Group):
@@ -88,8 +65,7 @@ class LazyGroup(click.Group):
         """Import a command and add the options of the whole program."""
         if cmd_name not in COMMANDS:
             return None
-        module, _, attribute = COMMANDS[cmd_name].target.partition(":")
-        command: click.Command = getattr(importlib.import_module(module), attribute)
+        command: click.Command = importlib.import_module(f"vitkit.cli.{cmd_name}").command
         add_global_options(command)
         return command
 
@@ -98,23 +74,23 @@ class LazyGroup(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Return the command that the arguments name, or raise with a suggestion."""
         if args[0] not in COMMANDS and not ctx.resilient_parsing:
-            raise UnknownCommandError(args[0], ctx)
+            message = f"no such command {args[0]!r}"
+            raise click.exceptions.NoSuchCommand(args[0].lower(), message, possibilities=COMMANDS, ctx=ctx)
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the table by sections, with all names in one column."""
         width = max(map(len, COMMANDS))
-        for section in dict.fromkeys(entry.section for entry in COMMANDS.values()):
+        for section, summaries in SECTIONS.items():
             with formatter.section(section):
-                formatter.write_dl(
-                    [(name.ljust(width), entry.summary) for name, entry in COMMANDS.items() if entry.section == section]
-                )
+                formatter.write_dl([(name.ljust(width), summary) for name, summary in summaries.items()])
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         """Complete a command or an option without importing commands."""
-        names = [name for name in COMMANDS if name.startswith(incomplete)]
-        options = click.Command.shell_complete(self, ctx, incomplete)
-        return [*(CompletionItem(name, help=COMMANDS[name].summary) for name in names), *options]
+        commands = [
+            CompletionItem(name, help=summary) for name, summary in COMMANDS.items() if name.startswith(incomplete)
+        ]
+        return [*commands, *click.Command.shell_complete(self, ctx, incomplete)]
 
     def invoke(self, ctx: click.Context) -> int:
         """Run the command. Its return value is ignored: a command sets another exit code with `Context.exit`."""

@@ -2,12 +2,12 @@
 
 import re
 from dataclasses import dataclass
+from typing import Any
 
 import click
 
 from vitkit.core.formatting import LogFormat, configure_logging
-
-Size = int | tuple[int, int]
+from vitkit.core.sizes import Size
 
 device_option = click.option("--device", default="auto", show_default=True, help="cpu, cuda, mps, or auto.")
 workers_option = click.option(
@@ -33,7 +33,7 @@ merge_option = click.option(
 )
 
 
-class SizeParameter(click.ParamType):  # type: ignore[type-arg]
+class SizeParameter(click.ParamType[Size]):
     """Image size: 384 for a square, 224x320 for height and width."""
 
     name = "size"
@@ -46,13 +46,27 @@ class SizeParameter(click.ParamType):  # type: ignore[type-arg]
         return int(match[1]) if match[2] is None else (int(match[1]), int(match[2]))
 
 
-def split_list(text: str | None) -> list[str] | None:
-    """Split a comma-separated list; None stays None.
+class CommaSeparated(click.ParamType[list[Any]]):
+    """Comma-separated values of another type, without duplicates.
 
-    >>> split_list("pets, flowers")
-    ['pets', 'flowers']
+    >>> CommaSeparated(click.FLOAT).convert("0.001, 3e-3", None, None)
+    [0.001, 0.003]
     """
-    return None if text is None else [item.strip() for item in text.split(",") if item.strip()]
+
+    name = "list"
+
+    def __init__(self, item: click.ParamType[Any]) -> None:
+        self.item = item
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> list[Any]:
+        """Convert each value; fail if there are none."""
+        parts = [part.strip() for part in str(value).split(",") if part.strip()]
+        items = list(dict.fromkeys(self.item.convert(part, param, ctx) for part in parts))
+        return items or self.fail("the list is empty", param, ctx)
+
+
+RATES = CommaSeparated(click.FloatRange(min=0, max=float("inf"), min_open=True, max_open=True))
+"""Learning rates."""
 
 
 @dataclass
@@ -63,7 +77,7 @@ class Session:
 
 
 def add_global_options(command: click.Command) -> None:
-    """Add `-v` and `--log-format` to a command and its subcommands, so that they may stand anywhere."""
+    """Add `-v` and `--log-format` to a command and its subcommands, so that they are accepted anywhere."""
     names = {name for parameter in command.params for name in parameter.opts}
     if "-v" not in names:
         command.params += [

@@ -30,23 +30,6 @@ from_option = click.option(
 )
 
 
-def parse_rates(text: str) -> tuple[float, ...]:
-    """Parse a comma-separated list of learning rates.
-
-    >>> parse_rates("0.001, 3e-3")
-    (0.001, 0.003)
-    """
-    try:
-        rates = tuple(float(rate) for rate in text.split(","))
-    except ValueError:
-        rates = ()
-    if not rates or not all(0 < rate < float("inf") for rate in rates):
-        raise click.BadParameter(
-            f"{text!r} is not a list of positive numbers, such as 0.001,0.003", param_hint="--rates"
-        )
-    return rates
-
-
 def print_run(run: "Run", *, as_json: bool) -> None:
     """Print the result of a run, with the trials of a sweep; of several ranks, the main one prints."""
     if not is_main_rank():

@@ -6,6 +6,8 @@ from typing import Any
 
 import click
 
+from vitkit.cli.options import CommaSeparated
+
 
 @click.command("serve")
 @click.argument("runs_and_settings", nargs=-1, metavar="[NAME=]RUN… [SECTION.KEY=VALUE…]")
@@ -13,7 +15,13 @@ import click
 @click.option(
     "--port", type=click.IntRange(0, 65535), default=8000, show_default=True, help="Port; 0 takes a free one."
 )
-@click.option("--precision", default="fp32", show_default=True, help="fp32, bf16 or int8, or several: fp32,int8.")
+@click.option(
+    "--precision",
+    type=CommaSeparated(click.Choice(["fp32", "bf16", "int8"])),
+    default="fp32",
+    show_default=True,
+    help="fp32, bf16 or int8, or several: fp32,int8.",
+)
 @click.option(
     "--runs",
     type=click.Path(path_type=Path, exists=True, file_okay=False),
@@ -24,12 +32,7 @@ import click
 @click.option("--fd", type=click.IntRange(min=0), help="File descriptor of a listening socket to take over.")
 @click.option("--access-log", is_flag=True, help="Log every request.")
 def command(
-    runs_and_settings: tuple[str, ...],
-    precision: str,
-    runs: Path | None,
-    token_file: Path | None,
-    fd: int | None,
-    **options: Any,
+    runs_and_settings: tuple[str, ...], runs: Path | None, token_file: Path | None, fd: int | None, **options: Any
 ) -> None:
     """Serve models over HTTP, with a web page.
 
@@ -63,8 +66,8 @@ def command(
     hosts=NAME,NAME         additional host names that clients may use
     """
     import vitkit
-    from vitkit.core.errors import ConfigError, summarize
-    from vitkit.server.config import TokenError, parse_arguments, parse_precisions
+    from vitkit.core.errors import summarize
+    from vitkit.server.config import TokenError, parse_arguments
     from vitkit.server.stderr import open_standard_files
 
     open_standard_files()
@@ -72,13 +75,8 @@ def command(
     if not models and runs is None:
         raise click.UsageError("nothing to serve: pass a RUN, or --runs DIR")
     try:
-        precisions = parse_precisions(precision)
-    except ConfigError as error:
-        raise click.BadParameter(summarize(error), param_hint="--precision") from error
-    try:
         vitkit.serve(
             models,
-            precision=precisions,
             runs=runs,
             token=None if token_file is None else read_token(token_file),
             settings=settings,

@@ -83,7 +83,7 @@ def print_plan(result: "StudyResult") -> None:
 
 
 def print_study(result: "StudyResult") -> None:
-    """Print the verdicts and the place of the report."""
+    """Print the verdicts and the path of the report."""
     print_warnings(result.warnings)
     claims = [(claim.verdict, f"{claim.text} — {claim.detail}") for claim in result.claims]
     print_sections({f"{result.study.title}: {result.finished} of {len(result.runs)} runs finished": claims})

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from vitkit.cli.console import print_result, print_table, stderr_console
-from vitkit.cli.options import split_list
-from vitkit.cli.running import parse_rates
+from vitkit.cli.options import RATES, CommaSeparated
 from vitkit.core.config import parse_assignments
 from vitkit.core.environment import is_main_rank
 from vitkit.core.formatting import MISSING, safe_text
@@ -24,13 +23,11 @@ if TYPE_CHECKING:
 )
 @click.option("--model", "models", multiple=True, metavar="WEIGHTS", help="Model to fine-tune; repeat it for several.")
 @click.option("--data", help="Directory of the datasets.")
-@click.option("--only", help="Run some of the datasets, such as pets,flowers.")
-@click.option("--rates", help="Learning rates to try on every dataset, instead of the recipes'.")
+@click.option("--only", type=CommaSeparated(click.STRING), help="Run some of the datasets, such as pets,flowers.")
+@click.option("--rates", type=RATES, help="Learning rates to try on every dataset, instead of the recipes'.")
 @click.option("--skip-missing", is_flag=True, help="Skip datasets that do not exist.")
 @click.option("--json", "as_json", is_flag=True, help="Print the leaderboard as JSON.")
-def command(
-    name: str, settings: tuple[str, ...], only: str | None, rates: str | None, as_json: bool, **options: Any
-) -> None:
+def command(name: str, settings: tuple[str, ...], as_json: bool, **options: Any) -> None:
     """Fine-tune and evaluate models on every dataset of a suite, and print a leaderboard.
 
     A suite is vtab-1k, table2 (the paper's Table 2), or a TOML file. For each model and dataset the learning rate is
@@ -43,13 +40,9 @@ def command(
     vitkit suite table2 --model ViT-B_16.npz --model ViT-L_16.npz --data data --out runs/table2 --only pets,flowers
     vitkit suite mine.toml --out runs/mine steps=100
     """
-    selected = split_list(only)
-    if selected == []:
-        raise click.UsageError("--only names no dataset")
     import vitkit
 
-    tried = None if rates is None else parse_rates(rates)
-    leaderboard = vitkit.suite(name, only=selected, rates=tried, settings=parse_assignments(settings), **options)
+    leaderboard = vitkit.suite(name, settings=parse_assignments(settings), **options)
     if is_main_rank():
         print_result(leaderboard, print_leaderboard, as_json=as_json)
 

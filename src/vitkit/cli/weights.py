@@ -6,7 +6,7 @@ from typing import Any
 import click
 
 import vitkit
-from vitkit.cli.console import print_result, stderr_console
+from vitkit.cli.console import print_result, print_warnings
 from vitkit.cli.options import SizeParameter, json_option
 from vitkit.core.config import parse_assignments
 
@@ -50,8 +50,7 @@ def info(file: Path, format_name: str | None, as_json: bool) -> None:
     result = vitkit.describe_weights(file, format=format_name)
     print_result(result, print_info, as_json=as_json)
     if not as_json and (result.missing or result.extra):
-        warning = "warning: not a complete model, or one that vitkit does not support; it cannot be loaded"
-        stderr_console().print(warning, style="yellow", soft_wrap=True)
+        print_warnings(["not a complete model, or one that vitkit does not support; it cannot be loaded"])
 
 
 @command.command("convert", short_help="Write a model in another format.")

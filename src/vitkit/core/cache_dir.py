@@ -11,6 +11,7 @@ import re
 import stat
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from itertools import chain
@@ -86,10 +87,8 @@ def report_uncached(name: str, reason: str) -> None:
 
 def mark_used(path: Path) -> None:
     """Record that an entry was used now, so that it is removed last."""
-    try:
+    with suppress(OSError):  # a read-only cache
         os.utime(path, ns=(time.time_ns(), path.stat().st_mtime_ns))
-    except OSError:  # a read-only cache
-        return
 
 
 def trim_cache(*, keep: Path | None = None) -> list[Path]:

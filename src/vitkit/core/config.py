@@ -12,6 +12,7 @@ A configuration is a frozen, keyword-only dataclass. A field is an integer, a nu
 
 import dataclasses
 import functools
+import itertools
 import json
 import re
 import tomllib
@@ -82,22 +83,54 @@ def from_mapping(
     return build(**values)
 
 
-def to_mapping(config: object) -> dict[str, object]:
+def to_mapping(config: object, *, where: str = "") -> dict[str, object]:
     """Return all fields as plain data, from which `from_mapping` builds an equal configuration."""
-    return _plain_section(config, where="")
+    annotations = get_type_hints(type(config))
+    plain: dict[str, object] = {}
+    for name in _fields(type(config)):
+        value = getattr(config, name)
+        if _section(annotations[name]) and value is not None:
+            plain[name] = to_mapping(value, where=f"{where}{name}.")
+        elif value == "none" and _may_be_none(annotations[name]):
+            raise ConfigError(f'{where}{name} cannot be the text "none", which means None here')
+        else:
+            plain[name] = None if value is None else _plain_value(value, key=where + name)
+    return plain
 
 
 def to_toml(config: object) -> str:
     """Return all fields as TOML, from which `load_toml` builds an equal configuration."""
-    return "\n".join(_toml_lines(to_mapping(config), prefix="")).lstrip("\n") + "\n"
+    return "\n".join(_toml_lines(to_mapping(config))).lstrip("\n") + "\n"
 
 
-def load_toml(path: Path | str, cls: type[Config], *, recipes: Mapping[str, Callable[[], Config]]) -> Config:
+def load_toml(
+    path: Path | str, cls: type[Config], *, recipes: Mapping[str, Callable[[], Config]], above: tuple[Path, ...] = ()
+) -> Config:
     """Load a TOML file, which may name a base and list only the differences from it.
 
-    The top-level key `base` is the name of a recipe, or a path relative to the file if it ends in `.toml`.
+    The top-level key `base` is the name of a recipe, or a path relative to the file if it ends in `.toml`. `above` are
+    the files that have this one as their base.
     """
-    return _load(Path(path), cls, recipes, ())
+    path = Path(path)
+    here = path.resolve()
+    if here in above:
+        raise ConfigError(f"{path}: a file cannot be its own base", got=" → ".join(map(str, [*above, here])))
+    data = read_toml(path)
+    base: Config | None = None
+    match data.pop("base", None):
+        case None:
+            pass
+        case str(name) if name.endswith(".toml"):
+            base = load_toml(path.parent / name, cls, recipes=recipes, above=(*above, here))
+        case str(name) if name in recipes:
+            base = recipes[name]()
+        case str(name):
+            hint = did_you_mean(name, recipes) or f"known recipes: {', '.join(recipes)}"
+            raise UnknownNameError(f"{path}: there is no recipe {_toml_value(name)}", hint=hint)
+        case other:
+            expected = "the name of a recipe, or a path that ends in .toml"
+            raise ConfigError(f"{path}: base is not valid", expected=expected, got=_toml_value(other))
+    return from_mapping(cls, data, base=base, where=f"{path}: ")
 
 
 def apply_overrides(config: Config, assignments: Sequence[str]) -> Config:
@@ -145,12 +178,9 @@ def apply_settings(config: Config, settings: Mapping[str, object]) -> Config:
     Run(seed=3, optimizer=Optimizer(name='adam', weight_decay=0.1))
     """
     flat = flatten_settings(settings)
-    for key, value in flat.items():
-        for earlier, other in flat.items():
-            if earlier == key:
-                break
-            if f"{key}.".startswith(f"{earlier}.") or f"{earlier}.".startswith(f"{key}."):
-                raise ConfigError(f"{key} is assigned twice", got=f"{earlier}={other} and {key}={value}")
+    for (earlier, other), (key, value) in itertools.combinations(flat.items(), 2):
+        if f"{key}.".startswith(f"{earlier}.") or f"{earlier}.".startswith(f"{key}."):
+            raise ConfigError(f"{key} is assigned twice", got=f"{earlier}={other} and {key}={value}")
     return from_mapping(type(config), _nest(flat), base=config)
 
 
@@ -160,7 +190,10 @@ def flatten_settings(settings: Mapping[str, object]) -> dict[str, object]:
     >>> flatten_settings({"schedule": {"lr": 0.1}, "model.name": "B/16"})
     {'schedule.lr': 0.1, 'model.name': 'B/16'}
     """
-    _check_mapping(settings)
+    if not isinstance(settings, Mapping):
+        raise ConfigError(
+            "the settings are not a mapping", got=type(settings).__name__, hint='settings={"section.key": value}'
+        )
     flat: dict[str, object] = {}
     for key, value in settings.items():
         if not all(key.split(".")):
@@ -172,12 +205,6 @@ def flatten_settings(settings: Mapping[str, object]) -> dict[str, object]:
                 raise ConfigError(f"{dotted} is assigned twice", got=f"{flat[dotted]} and {inner}")
             flat[dotted] = inner
     return flat
-
-
-def _check_mapping(settings: object) -> None:
-    if not isinstance(settings, Mapping):
-        hint = 'settings={"section.key": value}'
-        raise ConfigError("the settings are not a mapping", got=type(settings).__name__, hint=hint)
 
 
 def find_keys(cls: type[Any], name: str) -> list[str]:
@@ -225,10 +252,8 @@ def _may_be_none(annotation: object) -> bool:
 
 def _section(annotation: object) -> type[Any] | None:
     """Return the dataclass in `Dataclass` or `Dataclass | None`."""
-    for member in _members(annotation):
-        if isinstance(member, type) and dataclasses.is_dataclass(member):
-            return member
-    return None
+    members = (member for member in _members(annotation) if isinstance(member, type))
+    return next(filter(dataclasses.is_dataclass, members), None)
 
 
 def _describe(annotation: object) -> str:
@@ -287,13 +312,11 @@ class _Text:
 
     def interpretations(self) -> list[object]:
         """Return the possible values, the preferred one first."""
-        values: list[object] = []
         try:
             parsed = parse_toml(f"value = {self.text}")
         except (ValueError, RecursionError):
             parsed = {}
-        if list(parsed) == ["value"]:
-            values.append(parsed["value"])
+        values = [parsed["value"]] if list(parsed) == ["value"] else []
         values.append(self.text)
         if re.fullmatch(r"[0-9]+(x[0-9]+)+", self.text):
             values.append([int(side) for side in self.text.split("x")])
@@ -340,7 +363,7 @@ def _read(annotation: object, value: object, *, start: object, key: str) -> obje
 
 @functools.cache
 def _adapter(annotation: Any) -> Any:
-    """Return pydantic's validator of a type; to build one takes longer than to read a whole configuration."""
+    """Return pydantic's validator of a type; building one takes longer than reading a whole configuration."""
     from pydantic import TypeAdapter  # noqa: PLC0415  importing it takes 0.1 s, which `vitkit --help` does not need
 
     return TypeAdapter(annotation)
@@ -362,30 +385,6 @@ def _keeps_integers(value: object, result: object) -> bool:
     if isinstance(value, list | tuple) and isinstance(result, tuple):
         return all(map(_keeps_integers, value, result))
     return not isinstance(result, int) or type(value) is type(result)
-
-
-def _load(
-    path: Path, cls: type[Config], recipes: Mapping[str, Callable[[], Config]], above: tuple[Path, ...]
-) -> Config:
-    here = path.resolve()
-    if here in above:
-        raise ConfigError(f"{path}: a file cannot be its own base", got=" → ".join(map(str, [*above, here])))
-    data = read_toml(path)
-    base: Config | None = None
-    match data.pop("base", None):
-        case None:
-            pass
-        case str(name) if name.endswith(".toml"):
-            base = _load(path.parent / name, cls, recipes, (*above, here))
-        case str(name) if name in recipes:
-            base = recipes[name]()
-        case str(name):
-            hint = did_you_mean(name, recipes) or f"known recipes: {', '.join(recipes)}"
-            raise UnknownNameError(f"{path}: there is no recipe {_toml_value(name)}", hint=hint)
-        case other:
-            expected = "the name of a recipe, or a path that ends in .toml"
-            raise ConfigError(f"{path}: base is not valid", expected=expected, got=_toml_value(other))
-    return from_mapping(cls, data, base=base, where=f"{path}: ")
 
 
 def read_toml(path: Path) -> dict[str, object]:
@@ -418,20 +417,6 @@ def parse_toml(text: str) -> dict[str, object]:
 # Writing
 
 
-def _plain_section(config: object, *, where: str) -> dict[str, object]:
-    annotations = get_type_hints(type(config))
-    plain: dict[str, object] = {}
-    for name in _fields(type(config)):
-        value = getattr(config, name)
-        if _section(annotations[name]) and value is not None:
-            plain[name] = _plain_section(value, where=f"{where}{name}.")
-        elif value == "none" and _may_be_none(annotations[name]):
-            raise ConfigError(f'{where}{name} cannot be the text "none", which means None here')
-        else:
-            plain[name] = None if value is None else _plain_value(value, key=where + name)
-    return plain
-
-
 def _plain_value(value: object, *, key: str) -> object:
     if type(value) is tuple:
         return [_plain_value(item, key=key) for item in value]
@@ -441,7 +426,7 @@ def _plain_value(value: object, *, key: str) -> object:
     raise ConfigError(f"{key} cannot be written", expected=expected, got=ascii(value))
 
 
-def _toml_lines(data: Mapping[str, object], *, prefix: str) -> list[str]:
+def _toml_lines(data: Mapping[str, object], *, prefix: str = "") -> list[str]:
     """Return values first, then sections: in TOML everything after a section header belongs to the section."""
     lines = [f"{name} = {_toml_value(value)}" for name, value in data.items() if not isinstance(value, dict)]
     for name, value in data.items():

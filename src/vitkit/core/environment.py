@@ -43,12 +43,11 @@ class MemoryInfo:
 def read_cpu(capabilities: Mapping[str, object] | None = None) -> CpuInfo:
     """Describe the processor. `capabilities` is the result of `torch.cpu.get_capabilities()`, if torch works."""
     name, flags = parse_cpuinfo(_read("/proc/cpuinfo"))
-    for key, value in (capabilities or {}).items():
-        if value is True:
-            flags.add(key)
+    capabilities = capabilities or {}
+    flags |= {key for key, value in capabilities.items() if value is True}
     sets = {ALIASES.get(flag, flag) for flag in flags}
     return CpuInfo(
-        name=name or str((capabilities or {}).get("cpu_name") or platform.processor() or platform.machine()),
+        name=name or str(capabilities.get("cpu_name") or platform.processor() or platform.machine()),
         architecture=platform.machine(),
         cores=psutil.cpu_count() or 1,
         usable_cores=usable_cores(),
@@ -178,7 +177,7 @@ def retain_freed_memory() -> None:
 def release_freed_memory() -> None:
     """Make glibc return freed memory at once, for work that holds one tensor of a large model after another.
 
-    By default the thresholds grow with each free, and a conversion would keep the memory of tensors long gone.
+    By default the thresholds grow with each free, and a conversion would keep the memory of freed tensors.
     """
     if not any(name.startswith("MALLOC_") for name in os.environ):
         set_malloc_thresholds(trim=2**20, mmap=2**20)

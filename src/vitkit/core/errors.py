@@ -131,12 +131,12 @@ def explain_arguments(
 
     def decorate(method: Callable[Parameters, Returned]) -> Callable[Parameters, Returned]:
         @functools.wraps(method)
-        def checked(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Returned:
+        def wrapper(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Returned:
             for name in kwargs:
                 if name in hints:
                     raise ArgumentError(f"{method.__name__}() has no argument {name!r}", hint=hints[name])
             return method(*args, **kwargs)
 
-        return checked
+        return wrapper
 
     return decorate

@@ -86,9 +86,9 @@ def read_bytes(path: Path | str, *, max_bytes: int) -> bytes:
         return file.read(min(max_bytes, max(status.st_size, 1 << 16)))  # files of the kernel have no size
 
 
-def read_text(path: Path | str, *, max_bytes: int = 64 << 20) -> str:
-    """Read a UTF-8 file, with or without a byte order mark; raise OSError for one of more than `max_bytes`."""
-    return read_bytes(path, max_bytes=max_bytes).decode("utf-8-sig")
+def read_text(path: Path | str) -> str:
+    """Read a UTF-8 file, with or without a byte order mark; raise OSError for one of more than 64 MiB."""
+    return read_bytes(path, max_bytes=64 << 20).decode("utf-8-sig")
 
 
 def describe_file_type(mode: int) -> str:
@@ -120,7 +120,7 @@ def _temporary_path(path: Path) -> Path:
 def file_lock(path: Path | str) -> Iterator[None]:
     """Hold an exclusive lock for `path` among the processes of this machine; wait until it is free.
 
-    The operating system releases the lock when the process ends, however it ends.
+    The operating system releases the lock when the process ends, even if it crashes.
     """
     from filelock import FileLock  # noqa: PLC0415  `vitkit --help` does not need it
 

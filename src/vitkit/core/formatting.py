@@ -188,15 +188,12 @@ class StandardErrorHandler(logging.Handler):
         try:
             sys.stderr.write(self.format(record) + "\n")
             sys.stderr.flush()
-        except OSError:  # nobody reads stderr any more
+        except OSError:  # stderr is a closed pipe
             self.handleError(record)
 
 
 def configure_logging(
-    log_format: LogFormat = "text",
-    *,
-    handler: logging.Handler | None = None,
-    has_timestamps: bool = False,
+    log_format: LogFormat = "text", *, handler: logging.Handler | None = None, has_timestamps: bool = False
 ) -> None:
     """Send vitkit's log records, and errors of the libraries it uses, to stderr or to another handler.
 

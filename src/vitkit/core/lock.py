@@ -1,4 +1,4 @@
-"""Lock of a directory, which the operating system releases however its holder ends."""
+"""Lock of a directory, which the operating system releases even if its holder crashes."""
 
 import errno
 import json
@@ -38,13 +38,13 @@ def lock_directory(path: Path) -> Iterator[None]:
         write_text(path / HOLDER_FILE, json.dumps({"pid": os.getpid(), "host": socket.gethostname()}))
         yield
     finally:
-        for name in (HOLDER_FILE, LOCK_FILE):  # while the lock is held, so that nobody else's is removed
+        for name in (HOLDER_FILE, LOCK_FILE):  # while the lock is held, so that no other holder's files are removed
             (path / name).unlink(missing_ok=True)
         lock.release()
 
 
 def is_locked(path: Path) -> bool:
-    """Return whether a process holds the lock of a directory, which may be read-only and somebody else's.
+    """Return whether a process holds the lock of a directory, which may be read-only and another user's.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as name:

@@ -87,8 +87,7 @@ def draw(plot: str, result: object) -> "matplotlib.figure.Figure":
 
     It is imported by name, because results are made in layers below the reports.
     """
-    figure: matplotlib.figure.Figure = getattr(import_module("vitkit.report.plots"), plot)(result)
-    return figure
+    return getattr(import_module("vitkit.report.plots"), plot)(result)
 
 
 def _format(value: object) -> str:

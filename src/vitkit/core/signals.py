@@ -24,8 +24,8 @@ class StopRequested(Exception):  # noqa: N818  not an error
 class Interrupted(KeyboardInterrupt):
     """Raised after Ctrl-C or SIGTERM when everything is saved; the same call resumes.
 
-    It is a KeyboardInterrupt, so a script does not go on as if the work were done. `path` is what was saved, and `run`
-    the run if it was a training.
+    It is a KeyboardInterrupt, so a script does not continue as if the work were done. `path` is what was saved, and
+    `run` the run if it was a training.
     """
 
     def __init__(self, message: str, *, path: Path, run: Any = None) -> None:

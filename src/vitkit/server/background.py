@@ -1,7 +1,7 @@
-"""Server in a child process, for programs and notebooks that go on while it runs.
+"""Server in a child process, for programs and notebooks that continue while it runs.
 
 The parent opens the socket and passes it on. It writes the options to the child's stdin as one line of JSON, so that no
-token appears on a command line, and keeps stdin open: the child stops when it closes, however the parent ends. The
+token appears on a command line, and keeps stdin open: the child stops when it closes, even if the parent crashes. The
 child answers with one line of JSON on stdout: its URL when it accepts requests, or the error that prevents it.
 """
 
@@ -17,7 +17,6 @@ import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from vitkit.core import errors
@@ -68,18 +67,14 @@ class Server:
     def __enter__(self) -> "Server":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
     def __repr__(self) -> str:
         return f"Server(url={self.url!r}, is_running={self.is_running})"
 
 
-def start_server(
-    options: ServerOptions, sock: socket.socket, *, on_stop: Callable[[], object] = lambda: None
-) -> Server:
+def start_server(options: ServerOptions, sock: socket.socket) -> Server:
     """Start a server in a child process, and return when it accepts requests.
 
     It has a process group of its own, so that Ctrl-C interrupts only the parent, and its models are ready.
@@ -108,9 +103,8 @@ def start_server(
             raise getattr(errors, answer["type"])(answer["error"], hint=answer["hint"])
     except BaseException:
         end_process(process, seconds=0.0)
-        on_stop()
         raise
-    return Server(answer["url"], process=process, drain=options.config.limits.drain, on_stop=on_stop)
+    return Server(answer["url"], process=process, drain=options.config.limits.drain)
 
 
 def end_process(process: "subprocess.Popen[bytes]", *, seconds: float) -> None:

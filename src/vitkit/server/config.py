@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Literal, cast, get_args
+from typing import Literal
 
 from vitkit.core.config import apply_settings, parse_assignments
 from vitkit.core.errors import ConfigError, check_not_negative, check_positive, did_you_mean
@@ -95,7 +95,7 @@ class ModelConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class ServerOptions:
-    """Everything a server is started with.
+    """All options of a server.
 
     A shared socket is one that other servers listen on too: this one accepts connections only when its models are
     ready.
@@ -160,14 +160,6 @@ def configure_server(
                 raise ConfigError("duplicate model name", got=name, hint="choose another name: NAME=RUN")
             configs[name] = ModelConfig(name=name, source=source, precision=precision)
     return apply_settings(ServeConfig(), settings), tuple(configs.values())
-
-
-def parse_precisions(text: str) -> tuple[Precision, ...]:
-    """Parse a comma-separated list of precisions."""
-    names = dict.fromkeys(name.strip() for name in text.split(","))
-    if not names.keys() <= set(get_args(Precision)):
-        raise ConfigError("unknown precision", expected="fp32, bf16 or int8, or several of them", got=text)
-    return tuple(cast("Precision", name) for name in names)
 
 
 def is_loopback(host: str) -> bool:

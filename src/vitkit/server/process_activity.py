@@ -1,4 +1,4 @@
-"""Signs of life of a process that sends no messages, from the operating system."""
+"""Activity of a process that sends no messages, as reported by the operating system."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ import psutil
 
 BUSY_STATES = frozenset({psutil.STATUS_RUNNING, psutil.STATUS_DISK_SLEEP})
 MIN_CPU_SECONDS = 0.1
-"""CPU time that is a sign of life. A thread that waits for the interpreter takes less than that in half a minute."""
+"""CPU time that counts as activity. A thread that waits for the interpreter takes less than that in half a minute."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,10 +38,10 @@ class ActivityWatch:
     def __init__(self, pid: int, *, probe: ProcessProbe) -> None:
         self.pid, self.probe = pid, probe
         self.cpu_seconds = 0.0
-        """CPU time at the last sign of life."""
+        """CPU time when the process was last seen active."""
 
     def is_at_work(self) -> bool:
-        """Return whether the process is busy, or has been since the last sign of life."""
+        """Return whether the process is busy, or has been since it was last seen active."""
         activity = self.probe(self.pid)
         if activity is None:
             return False

@@ -105,7 +105,7 @@ class Connection(HttpToolsProtocol):
             each.transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Tell the running request; uvicorn only tells the last one, which may still wait in the pipeline."""
+        """Notify the running request; uvicorn notifies only the last one, which may still wait in the pipeline."""
         if self.running is not None and not self.running.response_complete:
             self.running.disconnected = True
             self.running.message_event.set()

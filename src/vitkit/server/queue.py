@@ -69,8 +69,7 @@ class RequestQueue:
     def check_body(self, size: int, *, buffered: int) -> None:
         """Raise 413 for a body that is too large, and 429 if there is no memory for all of them."""
         if size > self.limits.bytes:
-            message = f"the body is too large: expected at most {self.limits.bytes:,} bytes, got {size:,}"
-            raise HTTPError(413, message)
+            raise HTTPError(413, f"the body is too large: expected at most {self.limits.bytes:,} bytes, got {size:,}")
         if buffered > self.limits.buffer:
             raise QueueFull(self.retry_after, "too many bytes are being received")
 

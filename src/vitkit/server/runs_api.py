@@ -180,10 +180,8 @@ class _CachedStatus(NamedTuple):
 def _read_status(name: str, path: Path, versions: tuple[_Version, ...]) -> _CachedStatus:
     data_version = _get_version(f"{path}/{_DATA_FILE}")
     try:
-        step, steps = (
-            int(_get_positive(_read_last_record(path / "metrics.jsonl"), "step") or 0),
-            _compute_total_steps(path),
-        )
+        step = int(_get_positive(_read_last_record(path / "metrics.jsonl"), "step") or 0)
+        steps = _compute_total_steps(path)
     except Exception:  # one run must not hide the others
         logger.exception("the run %s cannot be read", path)
         step, steps = 0, None

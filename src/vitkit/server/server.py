@@ -103,7 +103,7 @@ class GracefulServer(uvicorn.Server):
             client.setblocking(False)
         create = partial(self.connection, config=self.config, server_state=self.server_state, app_state={})
         connecting = (loop.connect_accepted_socket(create, client) for client in clients)
-        await asyncio.gather(*connecting, return_exceptions=True)  # a client may have gone already
+        await asyncio.gather(*connecting, return_exceptions=True)  # a client may have disconnected already
 
     async def close_idle_connections(self, sock: socket.socket) -> None:
         """Close overdue connections and accept waiting ones, four times a second."""

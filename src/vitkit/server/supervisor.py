@@ -31,7 +31,7 @@ NOT_READY_AFTER = 1.25
 REPLACE_AFTER = 3.0
 """Seconds without a message after which a worker is replaced."""
 REPLACE_LOADING_AFTER = 10.0
-"""Seconds without a sign of life after which a worker that loads its models is replaced."""
+"""Seconds without a message or activity after which a worker that loads its models is replaced."""
 MAX_SILENT_STARTS = 3
 """First workers that may stop responding while loading before the server gives up."""
 MAX_DECODE_SECONDS = 15.0
@@ -84,7 +84,7 @@ class WorkerConnection(asyncio.Protocol):
         self.transport = cast("asyncio.WriteTransport", transport)
 
     def data_received(self, data: bytes) -> None:
-        """Pass on complete messages. A worker that sends invalid ones is damaged or under a stranger's control."""
+        """Pass on complete messages. A worker that sends invalid ones is damaged or compromised."""
         try:
             for header, body in self.decoder.feed(data):
                 self.supervisor.on_message(header, body)
@@ -190,7 +190,7 @@ class Supervisor:
             await self.check()
 
     async def start(self) -> None:
-        """Start a worker and tell it what to load."""
+        """Start a worker and send it the models to load."""
         self.is_loaded, self.is_importing, self.is_silent = False, True, False
         self.started_at = self.last_alive_at = self.clock()
         self.running_seconds = dict.fromkeys(self.running_seconds, 0.0)
@@ -289,7 +289,7 @@ class Supervisor:
             self._on_start_error(StartError(header["failed"], hint=header["hint"]))
 
     def on_disconnect(self, connection: WorkerConnection) -> None:
-        """Take back the requests of a worker that has gone."""
+        """Take back the requests of a worker that has disconnected."""
         if connection is not self.connection:
             return
         self.connection, was_loaded, self.is_loaded = None, self.is_loaded, False

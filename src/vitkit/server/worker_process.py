@@ -34,7 +34,7 @@ CONCURRENT_SECONDS = 0.25
 COMBINE_SECONDS = 0.01
 """Seconds of work that a thread takes at once: this saves messages if requests are small."""
 GPU_ERRORS: tuple[type[Exception], ...] = (torch.AcceleratorError,) if hasattr(torch, "AcceleratorError") else ()
-"""Raised by torch 2.8 and newer when a GPU has failed: nothing can run on it in this process any more."""
+"""Raised by torch 2.8 and newer when a GPU has failed: nothing can run on it in this process anymore."""
 
 logger = logging.getLogger(__name__)
 
@@ -97,7 +97,7 @@ class Worker:
     # Threads
 
     def run_thread(self) -> None:
-        """Process requests for ever."""
+        """Process requests until the process ends."""
         if self.is_parallel:
             torch.set_num_threads(1)  # for operations of torch on this thread
         while True:
@@ -152,7 +152,7 @@ class Worker:
     def take_batch(self) -> list[Job]:
         """Take a slot and the oldest job, with others of its model up to the batch limit; attention requests go alone.
 
-        Starting with the oldest job, no kind of request can keep another one waiting for ever.
+        Starting with the oldest job, no kind of request can starve another one.
         """
         if not self.ready or not self.free_slots:
             return []
@@ -231,7 +231,7 @@ class Worker:
         return self.clock() < self.concurrent_until and not (is_alone and images >= self.threads)
 
     def send(self, *messages: tuple[Message, bytes]) -> None:
-        """Send whole messages; do nothing if the front end has gone.
+        """Send whole messages; do nothing if the front end has exited.
 
         Any other error ends the process: a response that is not sent would be waited for.
         """
@@ -251,7 +251,7 @@ def to_error_response(error: Exception) -> WorkerResponse:
 
 
 def exit_on_return(function: Callable[[], None]) -> None:
-    """Run a function that never returns, and end the process if it does: its requests would wait for ever."""
+    """Run a function that never returns, and end the process if it does: its requests would wait forever."""
     try:
         function()
     finally:

@@ -34,7 +34,7 @@ class Heartbeat:
 
     def run(self) -> None:
         """Send messages until stopped."""
-        with contextlib.suppress(OSError):  # the front end has gone
+        with contextlib.suppress(OSError):  # the front end has exited
             while not self.stopped.is_set():
                 self.sock.sendall(encode_frame({"starting": self.phase}))
                 self.stopped.wait(HEARTBEAT_SECONDS)
@@ -67,7 +67,7 @@ def main() -> None:
 
         heartbeat.phase = "loading"
         serve(sock, on_loaded=heartbeat.stop)
-        os._exit(0)  # threads may still work for a front end that has gone
+        os._exit(0)  # threads may still work for a front end that has exited
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from vitkit.core.config import from_mapping, to_mapping
-from vitkit.core.errors import DataError, TrainingError, VitkitError, did_you_mean
+from vitkit.core.errors import DataError, VitkitError, did_you_mean
 from vitkit.core.files import write_text
 from vitkit.core.signals import EXIT_INTERRUPTED, StopFlag, catch_stop_signals
 from vitkit.data.dataset import ImageSource, subsample
@@ -70,7 +70,7 @@ def read_job(text: str) -> StudyJob:
         run_dir=Path(values["run_dir"]),
         result_file=Path(values["result_file"]),
         seed=values["seed"],
-        measures=tuple(FewShot(data=m["data"], shots=tuple(m["shots"]), draws=m["draws"]) for m in values["measures"]),
+        measures=tuple(from_mapping(FewShot, each) for each in values["measures"]),
         data=values["data"],
     )
 
@@ -232,15 +232,13 @@ def main() -> int:
     with catch_stop_signals() as stop:
         try:
             return 0 if execute(job, callback=Callback(), stop=stop) else EXIT_INTERRUPTED
-        except MemoryError:
-            error: VitkitError = TrainingError("out of memory", hint="lower schedule.batch_size or --jobs")
-        except VitkitError as raised:
-            error = raised
-        except RuntimeError as raised:  # torch's allocator raises no MemoryError
-            if "memory" not in str(raised):
+        except VitkitError as error:
+            reason = explain_failure(error)
+        except (MemoryError, RuntimeError) as error:  # torch's allocator raises no MemoryError
+            if isinstance(error, RuntimeError) and "memory" not in str(error):
                 raise
-            error = TrainingError("out of memory", hint="lower schedule.batch_size or --jobs")
-    sys.stderr.write(explain_failure(error) + "\n")
+            reason = "out of memory: lower schedule.batch_size or --jobs"
+    sys.stderr.write(reason + "\n")
     return 1
 
 

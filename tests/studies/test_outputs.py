@@ -77,6 +77,16 @@ def test_small_differences_look_small_and_one_seed_has_no_bars() -> None:
     assert "5-shot accuracy on downstream data, % · 1 seed" in [text.get_text() for text in drawing.texts]
 
 
+def test_only_accuracies_are_percentages() -> None:
+    study = replace(FIG5, figure=replace(FIG5.figure, column="hours", fit=False))
+    rows = make_rows(study, lambda family, budget: 0.5 + LEAD[family])
+    drawing = draw_figure(study, rows)
+    assert "Hours · 3 seeds" in [text.get_text() for text in drawing.texts]
+    assert drawing.axes[0].get_ylim()[1] < 1
+    claim = Claim(text="", kind="greater", column="hours", axis="family", labels=("BiT", "ViT"))
+    assert evaluate_claim(claim, rows).detail.startswith("BiT − ViT: +0.1 (")
+
+
 def test_rows_show_the_numbers_of_the_paper() -> None:
     study = find_study("table8")
     texts = [text.get_text() for text in draw_figure(study, make_rows(study, lambda _: 0.3)).axes[0].texts]

@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple, get_args
 
 from vitkit.core.result import select
 from vitkit.studies.statistics import SIGNIFICANCE, Estimate, equivalence_p_value, estimate, logit, slope
-from vitkit.studies.study import SEED, Claim
+from vitkit.studies.study import SEED, Claim, is_fraction
 
 Row = Mapping[str, object]
 Measure = Callable[[Claim, Sequence[Row]], float | None]
@@ -66,7 +66,7 @@ def evaluate_claim(claim: Claim, rows: Sequence[Row]) -> ClaimResult:
     if not comparisons:
         return result
     worst = min(comparisons, key=lambda each: VERDICTS.index(each.verdict))
-    points = claim.kind in ("greater", "equal", "order") and claim.column != "distance"
+    points = claim.kind in ("greater", "equal", "order") and is_fraction(claim.column)
     detail = "; ".join(f"{each.name}: {format_estimate(each.estimate, points=points)}" for each in comparisons)
     return replace(result, verdict=worst.verdict, estimate=worst.estimate, detail=detail)
 

@@ -297,10 +297,8 @@ class Study:
             transfer = replace(transfer, axes=keep(transfer.axes), settings=settings, rates=())
         quick = replace(self, axes=keep(self.axes), transfer=transfer, seeds=1)
         quick = replace(quick, settings=set_rate(self.settings, self.rates), rates=())
-        left_out = {label for labels in self.all_axes.values() for label in labels} - {
-            label for labels in quick.all_axes.values() for label in labels
-        }
-        left_out -= {name for names in quick.pretraining_data.values() for name in names}
+        used = (*quick.all_axes.values(), *quick.pretraining_data.values())
+        left_out = set[str]().union(*self.all_axes.values()).difference(*used)
         quick = replace(quick, data=tuple(name for name in self.data if name not in left_out))
         return replace(quick, claims=tuple(map(quick._reduce_claim, self.claims)))
 
@@ -328,6 +326,11 @@ class Study:
             if condition.is_equal or condition.label in self.labels_of(condition.axis)
         )
         return replace(claim, labels=labels, where=where) if len(labels) > 1 else claim
+
+
+def is_fraction(column: str) -> bool:
+    """Return whether a column is an accuracy."""
+    return column in ("val_top1", "top1") or column.endswith("shot")
 
 
 def group_label(label: str) -> str:

@@ -63,6 +63,18 @@ def test_lines_have_an_estimate_for_each_x() -> None:
     assert fit_lines(FIG5, FIG5_ROWS)["ViT"].b == pytest.approx(0.15, abs=0.01)
 
 
+def test_rows_without_a_value_are_not_drawn() -> None:
+    study = replace(FIG5, figure=replace(FIG5.figure, x="images_per_second", dots=True))
+    rows = [
+        row | {"images_per_second": speed, study.figure.column: value}
+        for row in FIG5_ROWS[:2]
+        for speed, value in ((10.0, 0.5), (None, 0.5), (20.0, None))
+    ]
+    assert list(group_lines(study, rows)["ViT"]) == [10.0]
+    assert fit_lines(study, rows) == {}
+    assert len(draw_figure(study, rows).axes[0].collections[-1].get_offsets()) == 2
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_figure_is_drawn_without_rows(name) -> None:
     assert draw_figure(find_study(name), []).axes

@@ -16,14 +16,13 @@ from matplotlib.ticker import FuncFormatter, LogLocator
 
 from vitkit.core.files import write_bytes, write_text
 from vitkit.core.formatting import format_plural
-from vitkit.report.figures import SERIES, THEME, add_axes, add_text, new_figure, save_png, save_svg
+from vitkit.report.figures import MARKERS, SERIES, THEME, add_axes, add_text, new_figure, save_png, save_svg
 from vitkit.studies.statistics import Estimate, PowerLaw, estimate, fit_power_law
 from vitkit.studies.study import SEED, Study, is_fraction
 
 Row = Mapping[str, object]
 Rows = Sequence[Row]
 Key = TypeVar("Key", bound=Hashable)
-MARKERS = ("o", "s", "^", "D", "v", "P")
 COLORS = tuple(SERIES.values())
 MAX_LINES = 2 * len(COLORS)
 WIDTH, LEFT, RIGHT = 720, 60, 200
@@ -43,11 +42,20 @@ def estimate_groups(rows: Rows, column: str, key: Callable[[Row], Key]) -> dict[
     return {each: estimate([sum(ys) / len(ys) for ys in seeds.values()]) for each, seeds in values.items()}
 
 
+def select_points(study: Study, rows: Rows) -> list[Row]:
+    """Return the rows that have a value of the figure's column and an x."""
+    column, x = study.figure.column, str(study.figure.x)
+    return [
+        row for row in study.spread_base(rows) if isinstance(row.get(column), int | float) and row.get(x) is not None
+    ]
+
+
 def group_lines(study: Study, rows: Rows) -> dict[str, dict[float, Estimate]]:
     """Return the estimates of each line in order of x; lines in the order of their labels, at most `MAX_LINES`."""
     figure = study.figure
-    usable = [row for row in study.spread_base(rows) if row.get(str(figure.x)) is not None]
-    points = estimate_groups(usable, figure.column, lambda row: (str(row[figure.lines]), x_of(study, row)))
+    points = estimate_groups(
+        select_points(study, rows), figure.column, lambda row: (str(row[figure.lines]), x_of(study, row))
+    )
     lines: dict[str, dict[float, Estimate]] = {}
     for (line, x), point in points.items():
         lines.setdefault(line, {})[x] = point
@@ -65,10 +73,8 @@ def fit_lines(study: Study, rows: Rows) -> dict[str, PowerLaw]:
     if not study.figure.fit:
         return {}
     points: dict[str, list[tuple[float, float]]] = defaultdict(list)
-    for row in rows:
-        y = row.get(study.figure.column)
-        if isinstance(y, int | float):
-            points[str(row[study.figure.lines])].append((x_of(study, row), 1.0 - y))
+    for row in select_points(study, rows):
+        points[str(row[study.figure.lines])].append((x_of(study, row), 1.0 - float(str(row[study.figure.column]))))
     fits = {name: fit_power_law(*zip(*sorted(pairs), strict=True)) for name, pairs in points.items()}
     return {name: law for name, law in fits.items() if law is not None and np.isfinite(law.a)}
 
@@ -132,9 +138,9 @@ def draw_lines(study: Study, rows: Rows) -> Drawing:
         line: Line2D = bars[0]
         line.set_linestyle("none" if name in fits else "--" if index >= len(COLORS) else "-")
         if figure.dots:
-            heads = [row for row in rows if str(row[figure.lines]) == name]
-            across = [x_of(study, row) + 3 * shift for row in heads]
-            values = [float(str(row[figure.column])) * scale for row in heads]
+            members = [row for row in select_points(study, rows) if str(row[figure.lines]) == name]
+            across = [x_of(study, row) + 3 * shift for row in members]
+            values = [float(str(row[figure.column])) * scale for row in members]
             axes.scatter(across, values, s=10, alpha=0.45, color=color, marker=marker)
         if name in fits:
             draw_fit(axes, fits[name], list(points), scale=scale, color=color)

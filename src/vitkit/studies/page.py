@@ -84,12 +84,12 @@ def average_rows(study: Study, table: Rows) -> tuple[list[str], list[list[str]]]
     groups: dict[tuple[str, ...], list[Mapping[str, object]]] = {}
     for row in table:
         groups.setdefault(tuple(str(row[axis]) for axis in axes), []).append(row)
-    rows, stated = [], set[str]()
+    rows, previous = [], set[str]()
     for labels, members in groups.items():
         means = [format_mean(name, members) for name in (*numbers, *extra)]
         paper = next((study.paper_numbers[label] for label in labels if label in study.paper_numbers), MISSING)
-        paper = "" if paper in stated else paper  # a statement about several rows stands in the first
-        stated.update({paper} - {MISSING})
+        paper = "" if paper in previous else paper  # a statement about several rows stands in the first
+        previous.update({paper} - {MISSING})
         seeds = str(len({row[SEED] for row in members}))
         rows.append([*labels, seeds, *means[:1], *([paper] if study.paper_numbers else []), *means[1:]])
     heads = [*axes, "seeds", *numbers[:1], *(["in the paper"] if study.paper_numbers else []), *numbers[1:], *extra]

@@ -158,7 +158,8 @@ def fit_power_law(compute: Sequence[float], errors: Sequence[float]) -> PowerLaw
     x, y = np.asarray(compute, dtype=np.float64), np.asarray(errors, dtype=np.float64)
     scale = float(np.exp(np.log(x).mean()))
     x = x / scale
-    law = min((_refine(x, y, c=c) for c in (0.5 * y.min(), 0.9 * y.min())), key=lambda law: _residual(law, x, y))
+    laws = [_refine(x, y, c=fraction * y.min()) for fraction in (0.5, 0.9)]
+    law = min(laws, key=lambda law: float(((law(x) - y) ** 2).sum()))
     if law.c < 0:
         law = _refine(x, y, c=None)
     # a of the scaled C is a · scale^−b of C itself.
@@ -168,10 +169,6 @@ def fit_power_law(compute: Sequence[float], errors: Sequence[float]) -> PowerLaw
         to_unscaled = np.array([[factor, law.a * factor * np.log(scale), 0], [0, 1, 0], [0, 0, 1]])
         covariance = to_unscaled @ covariance @ to_unscaled.T
     return PowerLaw(a=law.a * factor, b=law.b, c=law.c, covariance=covariance, freedom=law.freedom)
-
-
-def _residual(law: PowerLaw, x: Floats, y: Floats) -> float:
-    return float(((law(x) - y) ** 2).sum())
 
 
 def _refine(x: Floats, y: Floats, *, c: float | None) -> PowerLaw:

@@ -215,7 +215,7 @@ class Study:
         return result
 
     def check(self) -> None:
-        """Raise ConfigError if a claim, the figure or `quick` names a column, axis or label that does not exist."""
+        """Raise ConfigError if a claim, the figure or an option names a column, axis or label that does not exist."""
         for claim in self.claims:
             self._check_claim(claim, f"{self.name}: the claim {claim.text!r}")
         figure, where = self.figure, f"{self.name}: the figure"
@@ -225,9 +225,11 @@ class Study:
             self._check_axis(axis, where)
         if figure.x is not None:
             self._check_number(figure.x, where)
-        for axis, labels in self.quick.items():
-            self._check_axis(axis, f"{self.name}: quick")
-            self._check_labels(axis, labels, f"{self.name}: quick")
+        tune_at = {axis: (label,) for axis, label in self.tune_at.items()}
+        for name, labels_by_axis in (("quick", self.quick), ("tune_at", tune_at)):
+            for axis, labels in labels_by_axis.items():
+                self._check_axis(axis, f"{self.name}: {name}")
+                self._check_labels(axis, labels, f"{self.name}: {name}")
         if self.tune_by is not None:
             self._check_axis(self.tune_by, f"{self.name}: tune_by")
 

@@ -128,8 +128,11 @@ def _fill_cache(path: Path, extract: Extractor, *, shape: tuple[int, int], progr
         done = json.loads(record.read_bytes())["done"]
         rows = done if unfinished.exists() and isinstance(done, int) else 0
     progress(rows)
-    mode = "r+b" if rows else "w+b"
-    with explain_io_errors(unfinished), unfinished.open(mode) as file, closing(extract(rows)) as batches:
+    with (
+        explain_io_errors(unfinished),
+        unfinished.open("r+b" if rows else "w+b") as file,
+        closing(extract(rows)) as batches,
+    ):
         dtype = np.dtype(np.float32)
         header = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
         np.lib.format.write_array_header_1_0(file, header)

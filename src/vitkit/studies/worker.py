@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from pydantic import TypeAdapter
 
-from vitkit.core.config import from_mapping, to_mapping
 from vitkit.core.errors import DataError, VitkitError, did_you_mean
 from vitkit.core.files import write_text
 from vitkit.core.signals import EXIT_INTERRUPTED, StopFlag, catch_stop_signals
@@ -57,22 +57,12 @@ class StudyJob:
 
     def to_json(self) -> str:
         """Return the job as JSON, from which `read_job` builds an equal one."""
-        plain = {"run_dir": str(self.run_dir), "result_file": str(self.result_file), "seed": self.seed}
-        measures = [asdict(measure) for measure in self.measures]
-        return json.dumps(plain | {"measures": measures, "data": dict(self.data), "config": to_mapping(self.config)})
+        return json.dumps(asdict(self), default=str)
 
 
 def read_job(text: str) -> StudyJob:
     """Parse a job."""
-    values = json.loads(text)
-    return StudyJob(
-        config=from_mapping(RunConfig, values["config"]),
-        run_dir=Path(values["run_dir"]),
-        result_file=Path(values["result_file"]),
-        seed=values["seed"],
-        measures=tuple(from_mapping(FewShot, each) for each in values["measures"]),
-        data=values["data"],
-    )
+    return TypeAdapter(StudyJob).validate_python(json.loads(text))
 
 
 def make_job(run: StudyRun, out: Path, *, data: Mapping[str, str]) -> StudyJob:

@@ -310,7 +310,7 @@ def distance_chart(distances: Float[Tensor, "layers A"]) -> Chart:
     return chart
 
 
-def line_figure(
+def series_chart(
     series: Mapping[str, Sequence[Number]],
     *,
     y_title: str,

@@ -66,7 +66,7 @@ def plot_confusion(result: EvaluationResult) -> Figure:
     axes.imshow(_confusion_colors(fractions), aspect="auto", interpolation="none")
     for (row, column), count in np.ndenumerate(counts):
         if count:
-            text = format_number(int(count)) if count >= 1000 else str(count)
+            text = format_number(int(count))
             color = "white" if fractions[row, column] > 0.4 else THEME["ink"]
             axes.text(column, row, text, ha="center", va="center", color=color, fontsize=8 if cell < 40 else 11)
     ticks = range(len(drawn))

@@ -4,6 +4,7 @@ import io
 import subprocess
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 
 import matplotlib.figure
 import numpy as np
@@ -97,6 +98,18 @@ def test_figures_are_pictures_in_notebooks(name: str) -> None:
     edge = np.concatenate([pixels[:3].ravel(), pixels[-3:].ravel(), pixels[:, :3].ravel(), pixels[:, -3:].ravel()])
     if name not in ("data", "quality"):  # these have pictures up to the edge
         assert edge.min() == 255  # no text is cut off
+
+
+def test_removed_images_are_drawn_as_empty_squares(tmp_path: Path) -> None:
+    for name in ("one", "other"):
+        (tmp_path / name).mkdir()
+        Image.effect_noise((40, 30), 80).save(tmp_path / name / "own.png")
+        Image.linear_gradient("L").rotate(30).save(tmp_path / name / "copy.png")
+    report = vitkit.check_data_quality(tmp_path, workers=0, progress=False)
+    assert len(report.near_duplicates) == 1
+    (tmp_path / "one" / "copy.png").unlink()
+    pictures = [np.asarray(axes.images[0].get_array()) for axes in report.plot().axes]
+    assert sorted(len(np.unique(picture)) > 3 for picture in pictures) == [False, True]
 
 
 def test_texts_of_the_main_results() -> None:

@@ -116,13 +116,13 @@ def test_reliability_diagram_omits_empty_bins() -> None:
     assert "2 images: confidence 50.0%, accuracy 50.0%" in [title.text for title in root.iter("title")]
 
 
-@pytest.mark.parametrize(("share", "width"), [(0, "0.0"), (0.5, "50.0"), (1.0, "100.0"), (7, "100.0"), (-1, "0.0")])
-def test_bar_is_clamped(share: float, width: str) -> None:
-    assert parsed(bar(share))[1].attrib["width"] == width
+@pytest.mark.parametrize(("fraction", "width"), [(0, "0.0"), (0.5, "50.0"), (1.0, "100.0"), (7, "100.0"), (-1, "0.0")])
+def test_bar_is_clamped(fraction: float, width: str) -> None:
+    assert parsed(bar(fraction))[1].attrib["width"] == width
 
 
 @pytest.mark.parametrize(
-    ("name", "shown"),
+    ("name", "expected"),
     [
         ("cat\u202egpj.exe", "cat⟨U+202E⟩gpj.exe"),
         ("a\x00b\n\x1b[31m", "a⟨U+0000⟩b⟨U+000A⟩⟨U+001B⟩[31m"),
@@ -132,8 +132,8 @@ def test_bar_is_clamped(share: float, width: str) -> None:
         ("می\u200cخواهم", "می\u200cخواهم"),
     ],
 )
-def test_hidden_characters_are_spelled_out(name: str, shown: str) -> None:
-    assert visible(name) == shown
+def test_hidden_characters_are_spelled_out(name: str, expected: str) -> None:
+    assert visible(name) == expected
 
 
 @given(st.text(max_size=300))

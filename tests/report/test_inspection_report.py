@@ -83,16 +83,16 @@ def test_report_files_are_complete_and_valid(case: str, tmp_path: Path) -> None:
 
 def test_resnet_report_skips_attention(tmp_path: Path) -> None:
     config = BiTConfig(units=(1, 1), image_size=64, num_classes=5)
-    found = inspect_model(fresh(config), tmp_path)
-    there = {part.name for part in found.sections if part.missing is None}
-    assert there == {"colors", "patch-similarity", "filters", "similarity"}
-    assert "a ResNet has no attention" in found.to_html()
+    result = inspect_model(fresh(config), tmp_path)
+    names = {part.name for part in result.sections if part.missing is None}
+    assert names == {"colors", "patch-similarity", "filters", "similarity"}
+    assert "a ResNet has no attention" in result.to_html()
 
 
 def test_rollout_text_names_the_followed_row(tmp_path: Path) -> None:
-    for case, said in {"learned_1d-mean": "no class token", "map": "attention probe"}.items():
+    for case, text in {"learned_1d-mean": "no class token", "map": "attention probe"}.items():
         (part,) = inspect_model(random_vit(CASES[case]), tmp_path / case, only=["rollout"]).sections
-        assert said in part.text
+        assert text in part.text
 
 
 def test_means_use_all_images_and_figures_eight(tmp_path: Path) -> None:
@@ -117,7 +117,7 @@ def test_pictures_are_the_model_input(tmp_path: Path) -> None:
     images = random_images(model.config)
     context = InspectionContext(model=ready, images=images, names=["a", "b"])
     assert all(
-        np.abs(seen.astype(int) - image).max() <= 1 for seen, image in zip(context.pictures, images, strict=True)
+        np.abs(picture.astype(int) - image).max() <= 1 for picture, image in zip(context.pictures, images, strict=True)
     )
 
 

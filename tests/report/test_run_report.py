@@ -151,7 +151,7 @@ def test_page_has_every_section() -> None:
     links = [attributes["href"] for tag, attributes in page.elements if tag == "a"]
     assert links == [f"#{name}" for name in sections]
     evaluation = report.evaluations["test"]
-    for said in (
+    for text in (
         "Pets, from scratch",
         f"{evaluation.top1 * 100:.1f} %",
         f"{evaluation.ece * 100:.1f} %",
@@ -166,7 +166,7 @@ def test_page_has_every_section() -> None:
         "2.13.0",
         *report.data.classes,
     ):
-        assert said in page.text
+        assert text in page.text
     assert page.count("figure") == 3
     assert page.count("svg", role="img") == 5
     assert page.count("img") == 6

@@ -63,6 +63,18 @@ def test_lines_have_an_estimate_for_each_x() -> None:
     assert fit_lines(FIG5, FIG5_ROWS)["ViT"].b == pytest.approx(0.15, abs=0.01)
 
 
+def test_rows_without_a_value_are_not_drawn() -> None:
+    study = replace(FIG5, figure=replace(FIG5.figure, x="images_per_second", dots=True))
+    rows = [
+        row | {"images_per_second": speed, study.figure.column: value}
+        for row in FIG5_ROWS[:2]
+        for speed, value in ((10.0, 0.5), (None, 0.5), (20.0, None))
+    ]
+    assert list(group_lines(study, rows)["ViT"]) == [10.0]
+    assert fit_lines(study, rows) == {}
+    assert len(draw_figure(study, rows).axes[0].collections[-1].get_offsets()) == 2
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_figure_is_drawn_without_rows(name) -> None:
     assert draw_figure(find_study(name), []).axes
@@ -75,6 +87,16 @@ def test_small_differences_look_small_and_one_seed_has_no_bars() -> None:
     assert high - low >= 4
     assert not any(container.has_yerr for container in drawing.axes[0].containers)
     assert "5-shot accuracy on downstream data, % · 1 seed" in [text.get_text() for text in drawing.texts]
+
+
+def test_only_accuracies_are_percentages() -> None:
+    study = replace(FIG5, figure=replace(FIG5.figure, column="hours", fit=False))
+    rows = make_rows(study, lambda family, budget: 0.5 + LEAD[family])
+    drawing = draw_figure(study, rows)
+    assert "Hours · 3 seeds" in [text.get_text() for text in drawing.texts]
+    assert drawing.axes[0].get_ylim()[1] < 1
+    claim = Claim(text="", kind="greater", column="hours", axis="family", labels=("BiT", "ViT"))
+    assert evaluate_claim(claim, rows).detail.startswith("BiT − ViT: +0.1 (")
 
 
 def test_rows_show_the_numbers_of_the_paper() -> None:

@@ -196,6 +196,8 @@ def test_user_study_is_a_toml_file(tmp_path) -> None:
         ('kind = "greater"', 'kind = "steeper"\nx = "set"', "x=set has a label that is no number.*a"),
         ('kind = "greater"', 'kind = "above"', "claims.kind"),
         ("[tune_at]", '[quick]\nset = ["c"]\n[tune_at]', "quick: set has no such label"),
+        ('[tune_at]\nset = "b"', '[tune_at]\nset = "c"', "tune_at: set has no such label.*a, b.*c"),
+        ("[tune_at]\nset", "[tune_at]\nsets", "tune_at is about an axis that does not exist.*sets"),
         ("[[claims]]", "[claims]", "claims is not a list"),
     ],
 )

@@ -1,6 +1,6 @@
 """Evaluation of a classifier: the result type, and the functions that compute it from logits or from a model."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -141,11 +141,8 @@ class EvaluationResult(Result):
         """Return what `vitkit eval --json` prints; None where a number does not exist."""
         bins = self.calibration
         columns = zip(bins.count.tolist(), bins.confidence, bins.accuracy, strict=True)
-        result: dict[str, object] = self._summary() | {
-            "count": self.count,
-            "labels": list(self.labels),
-            "intervals": {name: [low, high] for name, (low, high) in self.intervals.items()},
-            "per_class": [asdict(each) for each in self.per_class],
+        result = self._summary() | select(self, "count", "labels", "intervals", "per_class")
+        result |= {
             "confusion": {name: pairs.tolist() for name, pairs in vars(self.confusion).items()},
             "calibration": [
                 {"above": index / len(bins.count), "to": (index + 1) / len(bins.count), "count": count}

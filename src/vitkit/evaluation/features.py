@@ -7,10 +7,9 @@ interrupted file is resumed. The result is memory-mapped. Without a cache that c
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Generator, Iterator
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import BinaryIO, Literal, NamedTuple
 
@@ -27,12 +26,14 @@ from vitkit.core.shapes import Float, Int, Tensor
 from vitkit.core.sizes import pair
 from vitkit.data.dataset import ImageSource, Subset
 from vitkit.data.fingerprint import fingerprint_contents
-from vitkit.data.loader import CPU, BatchLoader, make_evaluation_loader
+from vitkit.data.loader import CPU, make_evaluation_loader
 from vitkit.data.preprocessing import Preprocessing
 from vitkit.weights.bundle import ModelBundle
 
 SAVE_EVERY = 50
 """Batches between two records of the progress."""
+Extractor = Callable[[int], Generator[NDArray[np.float32], None, None]]
+"""Function that yields the features of the images from an index on, in batches."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,16 +69,27 @@ def compute_features(
     if len(source) == 0:
         raise DataError("there are no images to compute features of", hint="choose a dataset or split that has images")
     chosen = preprocessing or bundle.preprocessing
-    load = partial(make_evaluation_loader, preprocessing=chosen, batch_size=batch_size, workers=workers, device=device)
 
-    def make_extractor() -> tuple[Callable[[Tensor], NDArray[np.float32]], int]:
+    def make_extractor() -> tuple[Extractor, int]:
         model = bundle.build_model().to(device).eval()
         width = model.features(torch.zeros(1, chosen.channels, *pair(chosen.image_size), device=device)).shape[1]
-        return lambda pixels: model.features(chosen.normalize(pixels.to(device))).float().cpu().numpy(), width
+
+        def extract(first: int) -> Generator[NDArray[np.float32], None, None]:
+            rest = Subset(source, range(first, len(source)))
+            with make_evaluation_loader(
+                rest, preprocessing=chosen, batch_size=batch_size, workers=workers, device=device
+            ) as batches:
+                for batch in batches:
+                    yield model.features(chosen.normalize(batch.pixels.to(device))).float().cpu().numpy()
+                    progress(len(batch.pixels))
+
+        return extract, width
 
     directory = directory or _open_cache()
     if directory is None:
-        return _compute_in_memory(source, load, *make_extractor(), progress=progress)
+        extract, width = make_extractor()
+        rows = (row for batch in extract(0) for row in batch)
+        return np.fromiter(rows, dtype=np.dtype((np.float32, width)))
     directory.mkdir(parents=True, exist_ok=True)
     content = f"{bundle.checksum()} {to_mapping(chosen)} {fingerprint_contents(source).checksum}"
     path = directory / f"{hashlib.sha256(content.encode()).hexdigest()}.npy"
@@ -87,7 +99,7 @@ def compute_features(
             progress(len(source))
         else:
             extract, width = make_extractor()
-            _fill_cache(path, source, load, extract, width=width, progress=progress)
+            _fill_cache(path, extract, shape=(len(source), width), progress=progress)
             trim_cache(keep=path)
     features: NDArray[np.float32] = np.load(path, mmap_mode="r", allow_pickle=False)
     if len(features) != len(source):
@@ -108,32 +120,7 @@ def _open_cache() -> Path | None:
     return directory
 
 
-def _compute_in_memory(
-    source: ImageSource,
-    load: Callable[[ImageSource], BatchLoader],
-    extract: Callable[[Tensor], NDArray[np.float32]],
-    width: int,
-    *,
-    progress: Callable[[int], None],
-) -> NDArray[np.float32]:
-    features, rows = np.empty((len(source), width), np.float32), 0
-    with load(source) as batches:
-        for batch in batches:
-            features[rows : rows + len(batch.pixels)] = extract(batch.pixels)
-            rows += len(batch.pixels)
-            progress(len(batch.pixels))
-    return features
-
-
-def _fill_cache(
-    path: Path,
-    source: ImageSource,
-    load: Callable[[ImageSource], BatchLoader],
-    extract: Callable[[Tensor], NDArray[np.float32]],
-    *,
-    width: int,
-    progress: Callable[[int], None],
-) -> None:
+def _fill_cache(path: Path, extract: Extractor, *, shape: tuple[int, int], progress: Callable[[int], None]) -> None:
     """Compute a cache file, in a partial file that is renamed when it is complete; `record` counts its rows."""
     unfinished, record = path.with_suffix(".partial.npy"), path.with_suffix(".json")
     rows = 0
@@ -141,17 +128,19 @@ def _fill_cache(
         done = json.loads(record.read_bytes())["done"]
         rows = done if unfinished.exists() and isinstance(done, int) else 0
     progress(rows)
-    batches = load(Subset(source, range(rows, len(source))))
-    with explain_io_errors(unfinished), unfinished.open("r+b" if rows else "w+b") as file, batches:
+    with (
+        explain_io_errors(unfinished),
+        unfinished.open("r+b" if rows else "w+b") as file,
+        closing(extract(rows)) as batches,
+    ):
         dtype = np.dtype(np.float32)
-        header = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": (len(source), width)}
+        header = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
         np.lib.format.write_array_header_1_0(file, header)
-        file.seek(rows * width * dtype.itemsize, os.SEEK_CUR)
+        file.seek(rows * shape[1] * dtype.itemsize, os.SEEK_CUR)
         file.truncate()
         for count, batch in enumerate(batches, start=1):
-            file.write(extract(batch.pixels).tobytes())
-            rows += len(batch.pixels)
-            progress(len(batch.pixels))
+            file.write(batch.tobytes())
+            rows += len(batch)
             if count % SAVE_EVERY == 0:
                 _sync(file)
                 write_text(record, json.dumps({"done": rows}))

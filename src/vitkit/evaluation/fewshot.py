@@ -304,8 +304,8 @@ def predict_knn(sample: LabeledFeatures, features: Float[Tensor, "N F"], *, num_
     return torch.cat(predictions)
 
 
-def fit_logistic_head(sample: LabeledFeatures, *, num_classes: int, decay: float = 1.0) -> LinearHead:
-    """Minimize the summed cross-entropy plus `decay` / 2 times the squared weights, on standardized features."""
+def fit_logistic_head(sample: LabeledFeatures, *, num_classes: int) -> LinearHead:
+    """Minimize the summed cross-entropy plus half the squared weights, on standardized features."""
     features = sample.features.float()
     mean, deviation = features.mean(dim=0), features.std(dim=0, correction=0) + 1e-5
     standard = (features - mean) / deviation
@@ -316,7 +316,7 @@ def fit_logistic_head(sample: LabeledFeatures, *, num_classes: int, decay: float
     def loss() -> Tensor:
         optimizer.zero_grad()
         logits = standard @ weight.T + bias
-        value = functional.cross_entropy(logits, sample.targets, reduction="sum") + decay / 2 * weight.square().sum()
+        value = functional.cross_entropy(logits, sample.targets, reduction="sum") + weight.square().sum() / 2
         value.backward()
         return value
 

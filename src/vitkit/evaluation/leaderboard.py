@@ -82,12 +82,8 @@ class Leaderboard(Result):
     @property
     def mean(self) -> dict[str, float | None]:
         """Return the mean accuracy of each model over all datasets; None if a score is missing."""
-        means: dict[str, float | None] = {}
-        for model in self.models:
-            scores = [self.scores.get((dataset.name, model)) for dataset in self.datasets]
-            values = [score.top1 for score in scores if score is not None]
-            means[model] = sum(values) / len(values) if values and len(values) == len(scores) else None
-        return means
+        names = [dataset.name for dataset in self.datasets]
+        return {model: self._mean_top1(model, names) for model in self.models}
 
     @property
     def groups(self) -> tuple[str, ...]:
@@ -120,14 +116,16 @@ class Leaderboard(Result):
 
     def _mean_row(self, kind: Literal["group", "mean"], title: str, *, groups: Sequence[str]) -> LeaderboardRow:
         names = [dataset.name for dataset in self.datasets if dataset.group in groups]
-        scores = {}
-        for model in self.models:
-            values = [self.scores[name, model].top1 for name in names if (name, model) in self.scores]
-            if len(values) == len(names):
-                scores[model] = LeaderboardScore(top1=sum(values) / len(values))
+        means = {model: self._mean_top1(model, names) for model in self.models}
+        scores = {model: LeaderboardScore(top1=mean) for model, mean in means.items() if mean is not None}
         count = len(names)
         expected = count + sum(dataset.group in groups for dataset in self.missing)
         return LeaderboardRow(kind=kind, name=title, title=title, count=count, expected=expected, scores=scores)
+
+    def _mean_top1(self, model: str, names: Sequence[str]) -> float | None:
+        """Return the mean accuracy on some datasets; None if a score is missing."""
+        values = [self.scores[name, model].top1 for name in names if (name, model) in self.scores]
+        return sum(values) / len(values) if values and len(values) == len(names) else None
 
     def to_dict(self) -> dict[str, object]:
         """Return what `vitkit suite --json` prints; None for an incomplete mean."""

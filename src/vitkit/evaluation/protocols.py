@@ -61,23 +61,23 @@ def prepare(protocol: Protocol, source: ImageSource, *, bundle: ModelBundle, pat
     """Resolve the classes of a source before any image is read; raise DataError if they do not fit the model."""
     require_labels(source)
     label_map = choose_label_map(protocol, source=source, labels=bundle.labels, path=path)
-    covered, left_out = (source, 0) if label_map is None else label_map.restrict(source)
+    images, left_out = (source, 0) if label_map is None else label_map.restrict(source)
     if label_map is None:
         check_classes(bundle, source)
-    elif not len(covered):
+    elif not len(images):
         raise DataError(
             f"the label map {label_map.name} has none of the classes of these images",
             expected=shorten_list([label_map.classes[label] for label in label_map.mapped_labels]),
             got=shorten_list([source.classes[label] for label in np.unique(source.labels[source.labels >= 0])]),
         )
     elif label_map.name == OBJECTNET:
-        covered = BorderCroppedSource(covered)
+        images = BorderCroppedSource(images)
     real = None
     if protocol.real is not None:
         require_all_classes(imagenet_indices(bundle.labels))
         validation_numbers(source)
         real = read_real_labels(protocol.real)
-    return PreparedData(source=covered, label_map=label_map, real=real, left_out=left_out)
+    return PreparedData(source=images, label_map=label_map, real=real, left_out=left_out)
 
 
 def check_classes(bundle: ModelBundle, source: ImageSource) -> None:
@@ -175,8 +175,8 @@ MAPPINGS_HINT = "unpack all of ObjectNet's mappings again"
 class BorderCroppedSource(ImageSource):
     """A source whose images have their border removed."""
 
-    def __init__(self, source: ImageSource, *, border: int = BORDER) -> None:
-        self.source, self.border = source, border
+    def __init__(self, source: ImageSource) -> None:
+        self.source = source
         self.layout, self.classes, self.labels = source.layout, source.classes, source.labels
 
     def name(self, index: int) -> str:
@@ -186,10 +186,10 @@ class BorderCroppedSource(ImageSource):
     def read(self, index: int) -> StoredImage:
         """Return the pixels inside the border."""
         pixels = np.asarray(decode(self.source.read(index), channels=3))
-        if min(pixels.shape[:2]) <= 2 * self.border:
+        if min(pixels.shape[:2]) <= 2 * BORDER:
             got = f"{pixels.shape[1]}×{pixels.shape[0]} pixels"
             raise DataError("the image is not larger than its border", got=got)
-        return np.ascontiguousarray(pixels[self.border : -self.border, self.border : -self.border])
+        return np.ascontiguousarray(pixels[BORDER:-BORDER, BORDER:-BORDER])
 
 
 def find_mappings(path: Path | str) -> Path:

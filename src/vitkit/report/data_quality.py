@@ -3,17 +3,13 @@
 from pathlib import Path
 
 from markupsafe import Markup
-from PIL import Image
 
-from vitkit.core.errors import DataError
 from vitkit.core.files import write_csv, write_json, write_text
 from vitkit.core.formatting import format_percent
-from vitkit.data.decode import decode
-from vitkit.data.verify import read_image
 from vitkit.data_quality.check import LABEL_ISSUE_COLUMNS, NEAR_DUPLICATE_COLUMNS, DataQualityReport
 from vitkit.data_quality.label_errors import LabelIssue
 from vitkit.data_quality.near_duplicates import ImageRef, NearDuplicate
-from vitkit.report.html import Card, Section, asset, render_page, template_macros, thumbnail, visible
+from vitkit.report.html import Card, Section, asset, read_picture, render_page, template_macros, thumbnail, visible
 
 MAX_EXAMPLES = 60
 """Pairs and label issues with images; the CSV files have all."""
@@ -119,19 +115,11 @@ def _label_issue(report: DataQualityReport, issue: LabelIssue) -> dict[str, obje
 
 def _image(report: DataQualityReport, image: ImageRef, *, is_suspect: bool = False) -> dict[str, object]:
     label = report.get_class(image)
+    picture = read_picture(report.data.splits[image.split], image.index, side=SIDE)
     return {
-        "picture": _picture(report, image),
+        "picture": None if picture is None else thumbnail(picture, side=SIDE),
         "file": report.get_file(image),
         "split": image.split,
         "label": "no label" if label is None else label,
         "is_suspect": is_suspect,
     }
-
-
-def _picture(report: DataQualityReport, image: ImageRef) -> bytes | None:
-    """Return a thumbnail, or None if the image can no longer be read."""
-    try:
-        decoded = decode(read_image(report.data.splits[image.split], image.index), draft_size=(SIDE, SIDE))
-    except DataError:
-        return None
-    return thumbnail(decoded if isinstance(decoded, Image.Image) else Image.fromarray(decoded), side=SIDE)

@@ -31,6 +31,7 @@ from vitkit.report.html import data_url, template_macros, visible
 SERIES = {"s0": "#2f5bea", "s1": "#e0661a", "s2": "#12946f", "s3": "#a33fc4", "s4": "#b58a00", "s5": "#c22f5b"}
 THEME = {"ink": "#161b26", "soft": "#5b6478", "line": "#e3e6ee"} | SERIES
 """Colors of the style sheet in light mode; in a page they follow its theme."""
+MARKERS = ("o", "s", "^", "D", "v", "P")
 POINTS_PER_INCH = 72
 PNG_DPI = 2 * POINTS_PER_INCH
 
@@ -68,11 +69,6 @@ class Chart:
         for name, color in THEME.items():
             svg = svg.replace(color, f"var(--{name}, {color})")
         return Markup(svg)
-
-
-def new_chart(width: Number, height: Number, *, title: str) -> Chart:
-    """Return an empty chart of a size in points."""
-    return Chart(title=title, figure=new_figure(width, height))
 
 
 def new_figure(width: Number, height: Number) -> Figure:
@@ -233,7 +229,8 @@ def filter_chart(components: Float[Tensor, "count C H W"]) -> Chart:
     count, columns, side, gap = len(components), 7, 72, 6
     rows = ceil(count / columns)
     width, height = min(count, columns) * (side + gap) - gap, rows * (side + gap) - gap
-    chart = new_chart(width, height, title=f"The first {count} principal components of the input filters")
+    title = f"The first {count} principal components of the input filters"
+    chart = Chart(title=title, figure=new_figure(width, height))
     for index, component in enumerate(to_array(components)):
         axes = add_axes(chart.figure, (index % columns) * (side + gap), (index // columns) * (side + gap), side, side)
         axes.set_axis_off()
@@ -284,7 +281,7 @@ def _cell_chart(
     `scale` are the labels of the lower end, the middle and the upper end of the color bar.
     """
     height, width = (count * side / max(shape) for count in shape)
-    chart = new_chart(46 + width + 74, 30 + height + 10, title=title)
+    chart = Chart(title=title, figure=new_figure(46 + width + 74, 30 + height + 10))
     add_text(chart.figure, 46 + width / 2, 11, names[1], align="center", limit=40)
     add_text(chart.figure, 0, 25, names[0], limit=40)
     axes = add_axes(chart.figure, 46, 30, width, height)
@@ -313,7 +310,7 @@ def distance_chart(distances: Float[Tensor, "layers A"]) -> Chart:
     return chart
 
 
-def line_figure(
+def series_chart(
     series: Mapping[str, Sequence[Number]],
     *,
     y_title: str,
@@ -353,7 +350,7 @@ def _depth_chart(
     percent: bool = False,
     legend: int = 0,
 ) -> tuple[Chart, Axes]:
-    chart = new_chart(520 + legend, 330, title=title)
+    chart = Chart(title=title, figure=new_figure(520 + legend, 330))
     axes = add_axes(chart.figure, 54, 26, 456, 258)
     y_ticks = nice_ticks(0.0, top)
     axes.set_xlim(-0.5, count - 0.5)

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from matplotlib.figure import Figure
 
-from vitkit.report.figures import SERIES, THEME, add_axes, add_text, new_figure
+from vitkit.report.figures import THEME, add_axes, add_text, new_figure, series_color
 
 PANELS = {
     "Loss": {"train": "loss", "val": "val_loss"},
@@ -34,7 +34,7 @@ def plot_history(steps: Sequence[int], metrics: Mapping[str, Sequence[float | No
         for series, (name, key) in enumerate(lines.items()):
             points = [(step, value) for step, value in zip(steps, metrics[key], strict=True) if value is not None]
             marker = "o" if len(points) == 1 else None
-            axes.plot(*zip(*points, strict=True), color=SERIES[f"s{series}"], label=name, marker=marker)
+            axes.plot(*zip(*points, strict=True), color=series_color(series), label=name, marker=marker)
         axes.set_xlabel("step", color=THEME["soft"])
         if len(lines) > 1:
             axes.legend(frameon=False)

@@ -19,7 +19,11 @@ from markupsafe import Markup
 from numpy.typing import NDArray
 from PIL import Image
 
+from vitkit.core.errors import DataError
 from vitkit.core.formatting import format_duration, format_number, format_percent
+from vitkit.data.dataset import ImageSource
+from vitkit.data.decode import decode
+from vitkit.data.verify import read_image
 
 
 class Section(NamedTuple):
@@ -128,7 +132,7 @@ def bar(fraction: float) -> Markup:
     """Draw a small bar that is filled by a fraction."""
     filled = min(max(fraction, 0.0), 1.0) * 100
     return Markup(
-        '<svg class="bar good" viewBox="0 0 100 8" preserveAspectRatio="none" aria-hidden="true">'
+        '<svg class="bar" viewBox="0 0 100 8" preserveAspectRatio="none" aria-hidden="true">'
         f'<rect class="rail" width="100" height="8"/><rect class="fill" width="{filled:.1f}" height="8"/></svg>'
     )
 
@@ -138,6 +142,17 @@ def format_interval(interval: tuple[float, float] | None) -> str:
     if interval is None:
         return ""
     return f"{interval[0] * 100:.1f}–{interval[1] * 100:.1f} %"
+
+
+def read_picture(source: ImageSource, index: int, *, side: int) -> Image.Image | None:
+    """Return an image of at most `side` pixels; None if it was removed, or if it is neither color nor gray."""
+    try:
+        picture = decode(read_image(source, index), draft_size=(side, side))
+    except DataError:
+        return None
+    assert isinstance(picture, Image.Image)  # of three channels
+    picture.thumbnail((side, side))
+    return picture
 
 
 def thumbnail(image: Image.Image, *, side: int = 160) -> bytes:

@@ -40,7 +40,7 @@ class InspectionContext:
     layer: int = -1
     """Layer whose heads and features are drawn."""
     progress: ProgressFunction = ignore_progress
-    """Function that gets the sections, and the images of one that reads all of them."""
+    """Progress callback for the sections, and for the images of a section that reads all of them."""
 
     def __post_init__(self) -> None:
         if not self.images:

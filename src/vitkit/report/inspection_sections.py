@@ -101,7 +101,7 @@ def deletion_section(context: InspectionContext) -> InspectionSection:
         name: context.map_drawn(partial(attention.deletion_curve, vit, steps=steps), maps).mean(dim=0).tolist()
         for name, maps in rankings.items()
     }
-    drawing = figures.line_figure(
+    drawing = figures.series_chart(
         series,
         ticks=[f"{step / steps:.0%}" for step in range(steps)],
         x_title="Patches removed",
@@ -237,7 +237,7 @@ def logit_lens_section(context: InspectionContext) -> InspectionSection:
     for image, by_layer in enumerate(probabilities):
         final = by_layer[-1].topk(min(5, by_layer.shape[-1])).indices.tolist()
         name = "logit-lens" if len(probabilities) == 1 else f"logit-lens-{image + 1}"
-        drawings[name] = figures.line_figure(
+        drawings[name] = figures.series_chart(
             {model.labels[label]: by_layer[:, label].tolist() for label in final},
             y_title="Probability",
             title=f"Prediction by layer: {context.drawn_names[image]}",
@@ -284,7 +284,7 @@ def norms_section(context: InspectionContext) -> InspectionSection:
     last = patches[:, -1].unflatten(1, vit.config.grid)
     overlays = _overlay_maps(context, map(rescale, to_array(last)))
     maps = _grid_below_input(context, overlays, head="Norm after the last layer", title="Token norms over the image")
-    lines = figures.line_figure(series, y_title="Norm", title="Token norms by layer")
+    lines = figures.series_chart(series, y_title="Norm", title="Token norms by layer")
     ratio = float(last.max() / last.median())
     text = (
         "A few patches with a much larger norm than the others, often on plain background, are artifacts of large "

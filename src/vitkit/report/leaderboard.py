@@ -2,10 +2,11 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import product
 
 from markupsafe import Markup
 
-from vitkit.core.formatting import MISSING, format_plural
+from vitkit.core.formatting import format_percent, format_plural
 from vitkit.evaluation.leaderboard import Leaderboard, LeaderboardRow
 from vitkit.report.charts import Dot, DotGroup, column_chart, fraction_ticks, percent_ticks, row_chart, standalone_svg
 from vitkit.report.html import Card, Section, name_tag, render_page, template_macros, visible
@@ -45,15 +46,11 @@ def leaderboard_svg(board: Leaderboard) -> str:
 
 def _cards(board: Leaderboard) -> list[Card]:
     means = [row for row in board.mean_rows() if row.kind == "mean"]
-    return [
-        Card(name_tag(model), _percent(means[0], model), f"{visible(means[0].title)}, {means[0].description}")
-        for model in board.models
-        if means
-    ]
-
-
-def _percent(row: LeaderboardRow, model: str) -> str:
-    return f"{row.scores[model].top1 * 100:.2f} %" if model in row.scores else MISSING
+    cards = []
+    for row, model in product(means, board.models):
+        top1 = row.scores[model].top1 if model in row.scores else None
+        cards.append(Card(name_tag(model), format_percent(top1, 2), f"{visible(row.title)}, {row.description}"))
+    return cards
 
 
 def dataset_chart(board: Leaderboard) -> Markup:

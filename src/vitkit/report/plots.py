@@ -9,15 +9,12 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import FuncFormatter
 from numpy.typing import NDArray
-from PIL import Image
+from PIL import Image, ImageOps
 
-from vitkit.core.errors import DataError
 from vitkit.core.formatting import format_number, format_plural
 from vitkit.data.contact_sheet import draw_contact_sheet
 from vitkit.data.dataset import Dataset
-from vitkit.data.decode import decode
 from vitkit.data.summary import DataSummary
-from vitkit.data.verify import read_image
 from vitkit.data_quality.check import DataQualityReport
 from vitkit.data_quality.near_duplicates import ImageRef
 from vitkit.evaluation.comparison import ComparisonResult
@@ -28,8 +25,8 @@ from vitkit.inference.benchmark import BenchmarkResult, BenchmarkRow
 from vitkit.inference.predictions import ImagePrediction, Predictions
 from vitkit.report.charts import Number, nice_ticks
 from vitkit.report.colors import Rgb
-from vitkit.report.figures import SERIES, THEME, ImageGrid, add_axes, add_text, new_figure, series_color
-from vitkit.report.html import visible
+from vitkit.report.figures import MARKERS, SERIES, THEME, ImageGrid, add_axes, add_text, new_figure, series_color
+from vitkit.report.html import read_picture, visible
 from vitkit.zoo.cost import Cost
 
 MAX_CLASSES = 40
@@ -38,7 +35,8 @@ MAX_EXAMPLES = 6
 """Pairs of near-duplicates and label issues that are drawn."""
 CHARACTER = 6.6
 """Width of a character of 11 points, in points."""
-MARKERS = ("o", "s", "^", "D", "v", "P")
+EMPTY = "#f1f3f5"
+"""Color beside a picture."""
 
 
 # Evaluation
@@ -68,7 +66,7 @@ def plot_confusion(result: EvaluationResult) -> Figure:
     axes.imshow(_confusion_colors(fractions), aspect="auto", interpolation="none")
     for (row, column), count in np.ndenumerate(counts):
         if count:
-            text = format_number(int(count)) if count >= 1000 else str(count)
+            text = format_number(int(count))
             color = "white" if fractions[row, column] > 0.4 else THEME["ink"]
             axes.text(column, row, text, ha="center", va="center", color=color, fontsize=8 if cell < 40 else 11)
     ticks = range(len(drawn))
@@ -243,13 +241,8 @@ def plot_predictions(result: Predictions) -> Figure:
 def _read_picture(result: Predictions, index: int) -> Rgb | None:
     if result.images is None or result[index].error is not None:
         return None
-    try:
-        picture = decode(read_image(result.images, index), draft_size=(2 * TILE, 2 * TILE))
-    except DataError:  # removed since
-        return None
-    assert isinstance(picture, Image.Image)
-    picture.thumbnail((2 * TILE, 2 * TILE))
-    return np.asarray(picture)
+    picture = read_picture(result.images, index, side=2 * TILE)
+    return None if picture is None else np.asarray(picture)
 
 
 def _draw_picture(axes: Axes, picture: Rgb | None) -> None:
@@ -350,14 +343,9 @@ def plot_data_quality(report: DataQualityReport) -> Figure:
 
 
 def _thumbnail(data: Dataset, image: ImageRef, *, side: int = 192) -> Rgb:
-    """Return an image on a gray square."""
-    decoded = decode(read_image(data.splits[image.split], image.index), draft_size=(side, side))
-    picture = decoded if isinstance(decoded, Image.Image) else Image.fromarray(decoded)
-    scale = side / max(picture.size)
-    size = [max(1, round(length * scale)) for length in picture.size]
-    square = Image.new("RGB", (side, side), "#f1f3f5")
-    square.paste(picture.convert("RGB").resize((size[0], size[1])), ((side - size[0]) // 2, (side - size[1]) // 2))
-    return np.asarray(square)
+    """Return an image on a gray square, which is empty if the image cannot be drawn."""
+    picture = read_picture(data.splits[image.split], image.index, side=side) or Image.new("RGB", (1, 1), EMPTY)
+    return np.asarray(ImageOps.pad(picture, (side, side), color=EMPTY))
 
 
 # Parts

@@ -89,14 +89,11 @@ def render_run_report(report: RunReport) -> str:
     sections = [Section("curves", "Curves", macros.panels(list(map(line_chart, report.curves))))]
     if report.reconstructions:
         sections.append(Section("reconstructions", "Reconstructions", macros.reconstructions(report.reconstructions)))
-    if report.comparison:
-        columns = list(dict.fromkeys(name for row in report.comparison for name in row.columns))
-        best = max(row.top1 for row in report.comparison)
-        sections.append(Section("comparison", "Comparison", macros.comparison(report.comparison, columns, best)))
-    if report.trials:
-        columns = list(report.trials[0].columns)
-        best = max(row.top1 for row in report.trials)
-        sections.append(Section("trials", "Trials", macros.comparison(report.trials, columns, best)))
+    for name, rows in (("comparison", report.comparison), ("trials", report.trials)):
+        if rows:
+            columns = list(dict.fromkeys(column for row in rows for column in row.columns))
+            best = max(row.top1 for row in rows)
+            sections.append(Section(name, name.capitalize(), macros.comparison(rows, columns, best)))
     if split is not None:
         sections += _evaluation_sections(report, split)
     counts = ((f"{name} images", f"{count:,}") for name, count in report.data.counts.items())

@@ -3,14 +3,19 @@
 import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Literal, NamedTuple, get_args
 
+from vitkit.core.result import select
 from vitkit.studies.statistics import SIGNIFICANCE, Estimate, equivalence_p_value, estimate, logit, slope
-from vitkit.studies.study import SEED, Claim
+from vitkit.studies.study import SEED, Claim, is_fraction
 
 Row = Mapping[str, object]
-Verdict = Literal["shows", "does not show", "contradicts", "no data"]
+Measure = Callable[[Claim, Sequence[Row]], float | None]
+Verdict = Literal["contradicts", "does not show", "shows", "no data"]
+VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
+"""From the least favorable one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,15 +35,11 @@ class ClaimResult:
 
     def to_dict(self) -> dict[str, object]:
         """Return plain data."""
-        values: dict[str, object] = (
-            self.estimate.to_dict() if self.estimate else {"mean": None, "interval": None, "seeds": 0}
-        )
-        plain: dict[str, object] = {"text": self.text, "verdict": self.verdict, "expected": self.expected}
-        return plain | {"detail": self.detail} | values
+        values = self.estimate.to_dict() if self.estimate else {"mean": None, "interval": None, "seeds": 0}
+        return select(self, "text", "verdict", "expected", "detail") | values
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Part:
+class LabelComparison(NamedTuple):
     """One comparison of a claim."""
 
     name: str
@@ -54,26 +55,20 @@ def evaluate_claim(claim: Claim, rows: Sequence[Row]) -> ClaimResult:
         for row in rows
         if all(condition.holds(row) for condition in conditions) and isinstance(row.get(claim.column), int | float)
     ]
-    parts = _TESTS[claim.kind](claim, selected)
-    if not parts:
-        return ClaimResult(
-            text=claim.text,
-            expected=claim.expected,
-            verdict="no data",
-            estimate=None,
-            detail="no finished runs have its labels",
-        )
-    order: dict[Verdict, int] = {"contradicts": 0, "no data": 1, "does not show": 2, "shows": 3}
-    worst = min(parts, key=lambda part: order[part.verdict])
-    points = claim.kind in POINT_KINDS and claim.column != "distance"
-    detail = "; ".join(f"{part.name}: {format_estimate(part.estimate, points=points)}" for part in parts)
-    return ClaimResult(
-        text=claim.text, expected=claim.expected, verdict=worst.verdict, estimate=worst.estimate, detail=detail
+    result = ClaimResult(
+        text=claim.text,
+        expected=claim.expected,
+        verdict="no data",
+        estimate=None,
+        detail="no finished runs have its labels",
     )
-
-
-POINT_KINDS = ("greater", "equal", "order")
-"""Kinds whose estimate is a difference, which is printed in points if it is one of accuracies."""
+    comparisons = compare_labels(claim, selected)
+    if not comparisons:
+        return result
+    worst = min(comparisons, key=lambda each: VERDICTS.index(each.verdict))
+    points = claim.kind in ("greater", "equal", "order") and is_fraction(claim.column)
+    detail = "; ".join(f"{each.name}: {format_estimate(each.estimate, points=points)}" for each in comparisons)
+    return replace(result, verdict=worst.verdict, estimate=worst.estimate, detail=detail)
 
 
 def format_estimate(value: Estimate, *, points: bool) -> str:
@@ -82,146 +77,100 @@ def format_estimate(value: Estimate, *, points: bool) -> str:
     >>> format_estimate(Estimate(mean=0.021, interval=(0.01, 0.032), seeds=3), points=True)
     '+2.1 points (+1.0 to +3.2)'
     """
-    scale, unit = (100, " points") if points else (1, "")
-    form = "{:+.1f}" if points else "{:+.3g}"
-    low_high = (
-        f" ({form.format(value.interval[0] * scale)} to {form.format(value.interval[1] * scale)})"
-        if value.interval
-        else " (one seed)"
-    )
-    return f"{form.format(value.mean * scale)}{unit}{low_high}"
+    scale, digits, unit = (100, "+.1f", " points") if points else (1, "+.3g", "")
+    mean, *ends = (format(each * scale, digits) for each in (value.mean, *(value.interval or ())))
+    return f"{mean}{unit} ({' to '.join(ends) or 'one seed'})"
 
 
-def means_by_seed(claim: Claim, rows: Sequence[Row]) -> dict[str, dict[int, float]]:
-    """Return the mean of the column by label and seed; with `best_of`, of the best value of that axis."""
+def compare_labels(claim: Claim, rows: Sequence[Row]) -> list[LabelComparison]:
+    """Compare the labels of a claim in pairs, or each with 0; return nothing if a pair has no seed in common."""
+    measure, prefix = MEASURES[claim.kind]
+    prefix, values = prefix.format(x=claim.x), measure_labels(claim, rows, measure)
+    if claim.kind == "rises":
+        labels = [label for label in claim.labels if label in values]
+        return [decide(claim, f"{prefix}{label}", list(values[label].values())) for label in labels]
+    comparisons = []
+    for left, right in pair_labels(claim):
+        seeds = sorted(values[left].keys() & values[right].keys())
+        if not seeds:
+            return []
+        differences = [values[left][seed] - values[right][seed] for seed in seeds]
+        comparisons.append(decide(claim, f"{prefix}{left} − {right}", differences))
+    return comparisons
+
+
+def pair_labels(claim: Claim) -> list[tuple[str, str]]:
+    """Return the pairs of labels whose difference is tested."""
+    first, *others = claim.labels
+    if claim.kind == "equal":
+        return [(other, first) for other in others]
+    return [(others[0], first)] if claim.kind == "shrinks" else list(pairwise(claim.labels))
+
+
+def measure_labels(claim: Claim, rows: Sequence[Row], measure: Measure) -> dict[str, dict[int, float]]:
+    """Return what a claim compares, by label and seed."""
     groups: dict[tuple[str, int], list[Row]] = defaultdict(list)
     for row in rows:
         groups[str(row[claim.axis]), int(str(row[SEED]))].append(row)
     result: dict[str, dict[int, float]] = defaultdict(dict)
     for (label, seed), members in groups.items():
-        if claim.best_of is not None:
-            best = max(members, key=lambda row: _number(row.get("val_top1")))
-            result[label][seed] = _number(best[claim.column])
-            continue
-        values = [_number(row[claim.column]) for row in members]
-        result[label][seed] = sum(values) / len(values)
+        if (value := measure(claim, members)) is not None:
+            result[label][seed] = value
     return result
+
+
+def measure_mean(claim: Claim, rows: Sequence[Row]) -> float:
+    """Return the mean of the column; with `best_of`, the value of the row that is best on held-out images."""
+    if claim.best_of is not None:
+        return _number(max(rows, key=lambda row: _number(row.get("val_top1")))[claim.column])
+    return sum(_number(row[claim.column]) for row in rows) / len(rows)
+
+
+def measure_slope(claim: Claim, rows: Sequence[Row]) -> float | None:
+    """Return the slope of the column, or of its logit, over log10 of x; None for a single x."""
+    points: dict[float, list[float]] = defaultdict(list)
+    for row in rows:
+        value = _number(row[claim.column])
+        points[_log_x(claim, row)].append(logit(value) if claim.logits else value)
+    return slope(list(points), [sum(each) / len(each) for each in points.values()]) if len(points) > 1 else None
+
+
+def find_best_x(claim: Claim, rows: Sequence[Row]) -> float:
+    """Return log10 of the x with the largest value of the column."""
+    return _log_x(claim, max(rows, key=lambda row: _number(row[claim.column])))
+
+
+def _log_x(claim: Claim, row: Row) -> float:
+    return math.log10(float(str(row[str(claim.x)])))
 
 
 def _number(value: object) -> float:
     return float(value) if isinstance(value, int | float) else -math.inf
 
 
-def _paired(left: Mapping[int, float], right: Mapping[int, float]) -> list[float]:
-    return [left[seed] - right[seed] for seed in sorted(left.keys() & right.keys())]
-
-
-def _decide(value: Estimate, *, margin: float) -> Verdict:
-    """Return whether a mean is above a margin, by its interval."""
-    if value.interval is None:
-        return "does not show"
-    return "shows" if value.interval[0] > margin else "contradicts" if value.interval[1] < margin else "does not show"
-
-
-def _greater(claim: Claim, rows: Sequence[Row]) -> list[_Part]:
-    means = means_by_seed(claim, rows)
-    parts = []
-    for left, right in zip(claim.labels, claim.labels[1:], strict=False):
-        differences = _paired(means.get(left, {}), means.get(right, {}))
-        if not differences:
-            return []
-        value = estimate(differences)
-        parts.append(_Part(name=f"{left} − {right}", verdict=_decide(value, margin=claim.margin), estimate=value))
-    return parts
-
-
-def _equal(claim: Claim, rows: Sequence[Row]) -> list[_Part]:
-    means, parts = means_by_seed(claim, rows), []
-    first = claim.labels[0]
-    for other in claim.labels[1:]:
-        differences = _paired(means.get(other, {}), means.get(first, {}))
-        if not differences:
-            return []
-        value = estimate(differences)
-        is_equal = equivalence_p_value(differences, margin=claim.margin) < SIGNIFICANCE
-        low, high = value.interval or (-math.inf, math.inf)
-        verdict: Verdict = (
-            "shows" if is_equal else "contradicts" if low > claim.margin or high < -claim.margin else "does not show"
-        )
-        parts.append(_Part(name=f"{other} − {first}", verdict=verdict, estimate=value))
-    return parts
-
-
-def _slopes(claim: Claim, rows: Sequence[Row], value: Callable[[float], float]) -> dict[str, dict[int, float]]:
-    """Return the slope of the column over log10 of x, by label and seed."""
-    points: dict[tuple[str, int], dict[float, list[float]]] = defaultdict(lambda: defaultdict(list))
-    for row in rows:
-        x = float(str(row[claim.x or ""]))
-        points[str(row[claim.axis]), int(str(row[SEED]))][math.log10(x)].append(value(_number(row[claim.column])))
-    result: dict[str, dict[int, float]] = defaultdict(dict)
-    for (label, seed), values in points.items():
-        if len(values) > 1:
-            result[label][seed] = slope(list(values), [sum(each) / len(each) for each in values.values()])
-    return result
-
-
-def _steeper(claim: Claim, rows: Sequence[Row]) -> list[_Part]:
-    slopes, parts = _slopes(claim, rows, logit if claim.logits else float), []
-    for left, right in zip(claim.labels, claim.labels[1:], strict=False):
-        differences = _paired(slopes.get(left, {}), slopes.get(right, {}))
-        if not differences:
-            return []
-        value = estimate(differences)
-        parts.append(
-            _Part(name=f"slope of {left} − {right}", verdict=_decide(value, margin=claim.margin), estimate=value)
-        )
-    return parts
-
-
-def _shrinks(claim: Claim, rows: Sequence[Row]) -> list[_Part]:
-    slopes = _slopes(claim, rows, logit if claim.logits else float)
-    left, right = claim.labels
-    differences = _paired(slopes.get(right, {}), slopes.get(left, {}))
-    if not differences:
-        return []
-    value = estimate(differences)
-    return [_Part(name=f"slope of {right} − {left}", verdict=_decide(value, margin=claim.margin), estimate=value)]
-
-
-def _rises(claim: Claim, rows: Sequence[Row]) -> list[_Part]:
-    slopes, parts = _slopes(claim, rows, logit if claim.logits else float), []
-    for label in claim.labels:
-        if label in slopes:
-            value = estimate(list(slopes[label].values()))
-            parts.append(_Part(name=f"slope of {label}", verdict=_decide(value, margin=claim.margin), estimate=value))
-    return parts
-
-
-def _best_differs(claim: Claim, rows: Sequence[Row]) -> list[_Part]:
-    """Compare log10 of the best x of two labels, by seed."""
-    best: dict[str, dict[int, float]] = defaultdict(dict)
-    scores: dict[tuple[str, int], float] = {}
-    for row in rows:
-        key, score = (str(row[claim.axis]), int(str(row[SEED]))), _number(row[claim.column])
-        if score > scores.get(key, -math.inf):
-            scores[key] = score
-            best[key[0]][key[1]] = math.log10(float(str(row[claim.x or ""])))
-    left, right = claim.labels
-    differences = _paired(best.get(left, {}), best.get(right, {}))
-    if not differences:
-        return []
-    value = estimate(differences)
-    low, high = value.interval or (0.0, 0.0)
-    verdict: Verdict = "shows" if low > 0 or high < 0 else "does not show"
-    return [_Part(name=f"log10 of the best {claim.x}, {left} − {right}", verdict=verdict, estimate=value)]
-
-
-_TESTS: dict[str, Callable[[Claim, Sequence[Row]], list[_Part]]] = {
-    "greater": _greater,
-    "order": _greater,
-    "equal": _equal,
-    "steeper": _steeper,
-    "shrinks": _shrinks,
-    "rises": _rises,
-    "best_differs": _best_differs,
+MEASURES: dict[str, tuple[Measure, str]] = {
+    "greater": (measure_mean, ""),
+    "order": (measure_mean, ""),
+    "equal": (measure_mean, ""),
+    "steeper": (measure_slope, "slope of "),
+    "shrinks": (measure_slope, "slope of "),
+    "rises": (measure_slope, "slope of "),
+    "best_differs": (find_best_x, "log10 of the best {x}, "),
 }
+"""What each kind of claim compares, from the rows of a label and a seed, and its name before those of the labels."""
+
+
+def decide(claim: Claim, name: str, differences: Sequence[float]) -> LabelComparison:
+    """Decide by the interval over seeds whether a mean is above the margin, within it, or not 0, by kind."""
+    value = estimate(differences)
+    verdict: Verdict = "does not show"
+    low, high = value.interval or (-math.inf, math.inf)
+    if claim.kind == "best_differs":
+        verdict = "shows" if low > 0 or high < 0 else verdict
+    elif claim.kind == "equal":
+        is_equal = equivalence_p_value(differences, margin=claim.margin) < SIGNIFICANCE
+        is_outside = low > claim.margin or high < -claim.margin
+        verdict = "shows" if is_equal else "contradicts" if is_outside else verdict
+    else:
+        verdict = "shows" if low > claim.margin else "contradicts" if high < claim.margin else verdict
+    return LabelComparison(name, verdict, value)

@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -125,14 +126,11 @@ class Dispatcher:
 
     def wait(self, process: "subprocess.Popen[bytes]") -> int:
         """Return the exit code of a process, which is asked to stop once if a stop is requested."""
-        is_told = False
-        while True:
-            try:
+        while not self.stop.requested:
+            with suppress(subprocess.TimeoutExpired):
                 return process.wait(timeout=POLL_SECONDS)
-            except subprocess.TimeoutExpired:
-                if self.stop.requested and not is_told:
-                    process.terminate()
-                    is_told = True
+        process.terminate()
+        return process.wait()
 
     def record_failure(self, run: StudyRun, error: str) -> None:
         """Keep the reason of a failure and name the run; the others continue."""

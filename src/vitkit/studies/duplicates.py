@@ -64,8 +64,8 @@ def find_duplicates(
     The images of several pre-training datasets are named as those of a run on all of them. Datasets that several names
     share are searched once, under the first of them.
     """
-    trained = [open_dataset(data[name]).splits for name in pretraining]
-    parts = [splits.get("train", next(iter(splits.values()))) for splits in trained]
+    datasets = [open_dataset(data[name]) for name in pretraining]
+    parts = [dataset.splits.get("train", dataset.first_split) for dataset in datasets]
     name, *_ = pretraining
     sources, paths = {name: join_sources(parts) if len(parts) > 1 else parts[0]}, set[str]()
     for other in others:
@@ -125,10 +125,10 @@ def search_duplicates(
         return readable, ImageDescriptors.from_thumbnails(make_thumbnails(readable, workers=workers, progress=progress))
 
     first, *others = sources
-    trained, descriptors = describe(first)
+    train, descriptors = describe(first)
     reasons: dict[str, str] = {}
     for name in others:
-        test, tested = describe(name)
-        for pair in find_near_duplicates({first: descriptors, name: tested}):
-            reasons.setdefault(trained.name(pair.one.index), f"copy of {test.name(pair.other.index)} of {name}")
+        test, test_descriptors = describe(name)
+        for pair in find_near_duplicates({first: descriptors, name: test_descriptors}):
+            reasons.setdefault(train.name(pair.one.index), f"copy of {test.name(pair.other.index)} of {name}")
     return [BadFile(image, reason) for image, reason in sorted(reasons.items())]

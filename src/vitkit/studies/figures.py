@@ -16,39 +16,46 @@ from matplotlib.ticker import FuncFormatter, LogLocator
 
 from vitkit.core.files import write_bytes, write_text
 from vitkit.core.formatting import format_plural
-from vitkit.report.figures import SERIES, THEME, add_axes, add_text, new_figure, save_png, save_svg
+from vitkit.report.figures import MARKERS, SERIES, THEME, add_axes, add_text, new_figure, save_png, save_svg
 from vitkit.studies.statistics import Estimate, PowerLaw, estimate, fit_power_law
-from vitkit.studies.study import SEED, Study
+from vitkit.studies.study import SEED, Study, is_fraction
 
 Row = Mapping[str, object]
 Rows = Sequence[Row]
 Key = TypeVar("Key", bound=Hashable)
-MARKERS = ("o", "s", "^", "D", "v", "P")
 COLORS = tuple(SERIES.values())
 MAX_LINES = 2 * len(COLORS)
 WIDTH, LEFT, RIGHT = 720, 60, 200
 """Width of a figure, of its tick labels and of its legend, in points."""
 MIN_POINTS = 4.0
-FRACTION_COLUMNS = ("val_top1", "top1")
 MAX_TICKS = 12
 SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
-def estimate_groups(study: Study, rows: Rows, key: Callable[[Row], Key]) -> dict[Key, Estimate]:
-    """Return the mean of the figure's column with its interval over seeds, by a key of the rows."""
+def estimate_groups(rows: Rows, column: str, key: Callable[[Row], Key]) -> dict[Key, Estimate]:
+    """Return the mean of a column with its interval over seeds, by a key of the rows."""
     values: dict[Key, dict[object, list[float]]] = defaultdict(lambda: defaultdict(list))
     for row in rows:
-        y = row.get(study.figure.column)
+        y = row.get(column)
         if isinstance(y, int | float):
             values[key(row)][row.get(SEED)].append(float(y))
     return {each: estimate([sum(ys) / len(ys) for ys in seeds.values()]) for each, seeds in values.items()}
 
 
+def select_points(study: Study, rows: Rows) -> list[Row]:
+    """Return the rows that have a value of the figure's column and an x."""
+    column, x = study.figure.column, str(study.figure.x)
+    return [
+        row for row in study.spread_base(rows) if isinstance(row.get(column), int | float) and row.get(x) is not None
+    ]
+
+
 def group_lines(study: Study, rows: Rows) -> dict[str, dict[float, Estimate]]:
     """Return the estimates of each line in order of x; lines in the order of their labels, at most `MAX_LINES`."""
     figure = study.figure
-    usable = [row for row in study.spread_base(rows) if row.get(str(figure.x)) is not None]
-    points = estimate_groups(study, usable, lambda row: (str(row[figure.lines]), x_of(study, row)))
+    points = estimate_groups(
+        select_points(study, rows), figure.column, lambda row: (str(row[figure.lines]), x_of(study, row))
+    )
     lines: dict[str, dict[float, Estimate]] = {}
     for (line, x), point in points.items():
         lines.setdefault(line, {})[x] = point
@@ -66,10 +73,8 @@ def fit_lines(study: Study, rows: Rows) -> dict[str, PowerLaw]:
     if not study.figure.fit:
         return {}
     points: dict[str, list[tuple[float, float]]] = defaultdict(list)
-    for row in rows:
-        y = row.get(study.figure.column)
-        if isinstance(y, int | float):
-            points[str(row[study.figure.lines])].append((x_of(study, row), 1.0 - y))
+    for row in select_points(study, rows):
+        points[str(row[study.figure.lines])].append((x_of(study, row), 1.0 - float(str(row[study.figure.column]))))
     fits = {name: fit_power_law(*zip(*sorted(pairs), strict=True)) for name, pairs in points.items()}
     return {name: law for name, law in fits.items() if law is not None and np.isfinite(law.a)}
 
@@ -79,12 +84,8 @@ def describe_column(study: Study) -> tuple[float, str]:
     column = study.figure.column
     if column == "distance":
         return 1.0, "Mean attention distance, pixels"
-    return 100.0, f"{describe_name(column)}, %"
-
-
-def is_fraction(column: str) -> bool:
-    """Return whether a column is an accuracy."""
-    return column in FRACTION_COLUMNS or column.endswith("shot")
+    name = describe_name(column)
+    return (100.0, f"{name}, %") if is_fraction(column) else (1.0, name)
 
 
 def describe_name(column: str) -> str:
@@ -102,12 +103,12 @@ def describe_name(column: str) -> str:
 def format_tick(value: float) -> str:
     """Format a number of an axis.
 
-    >>> format_tick(0.03), format_tick(3e14), format_tick(1e14)
-    ('0.03', '3·10¹⁴', '10¹⁴')
+    >>> format_tick(0.03), format_tick(3e14), format_tick(1e14), format_tick(0.0)
+    ('0.03', '3·10¹⁴', '10¹⁴', '0')
     """
-    if 1e-3 <= value < 1e5:
+    if 1e-3 <= abs(value) < 1e5 or value == 0:
         return f"{value:g}"
-    digits, _, power = f"{value:.2g}".partition("e") if "e" in f"{value:.2g}" else f"{value:.1e}".partition("e")
+    digits, _, power = f"{value:.1e}".partition("e")
     text = f"10{str(int(power)).translate(SUPERSCRIPTS)}"
     return text if float(digits) == 1.0 else f"{float(digits):g}·{text}"
 
@@ -137,9 +138,9 @@ def draw_lines(study: Study, rows: Rows) -> Drawing:
         line: Line2D = bars[0]
         line.set_linestyle("none" if name in fits else "--" if index >= len(COLORS) else "-")
         if figure.dots:
-            heads = [row for row in rows if str(row[figure.lines]) == name]
-            across = [x_of(study, row) + 3 * shift for row in heads]
-            values = [float(str(row[figure.column])) * scale for row in heads]
+            members = [row for row in select_points(study, rows) if str(row[figure.lines]) == name]
+            across = [x_of(study, row) + 3 * shift for row in members]
+            values = [float(str(row[figure.column])) * scale for row in members]
             axes.scatter(across, values, s=10, alpha=0.45, color=color, marker=marker)
         if name in fits:
             draw_fit(axes, fits[name], list(points), scale=scale, color=color)
@@ -184,9 +185,11 @@ def draw_rows(study: Study, rows: Rows) -> Drawing:
     """Draw one row per label with a dot and its interval, and the paper's number where it is one."""
     figure = study.figure
     keys, has_series = figure.rows or (figure.lines,), bool(figure.rows)
-    points = estimate_groups(
-        study, rows, lambda row: (", ".join(str(row[a]) for a in keys), str(row[figure.lines]) if has_series else "")
-    )
+
+    def name_point(row: Row) -> tuple[str, str]:
+        return ", ".join(str(row[axis]) for axis in keys), str(row[figure.lines]) if has_series else ""
+
+    points = estimate_groups(rows, figure.column, name_point)
     names = list(dict.fromkeys(name for name, _ in points))
     drawing, axes, scale = new_axes(study, rows, left=170, height=30 * max(1, len(names)))
     axes.grid(axis="x", color=THEME["line"])
@@ -201,7 +204,8 @@ def draw_rows(study: Study, rows: Rows) -> Drawing:
         )
     axes.set_yticks(range(len(names)), names, parse_math=False)
     axes.set_ylim(max(len(names), 1) - 0.5, -0.5)
-    axes.set_xlim(*widen(*axes.get_xlim()))
+    if is_fraction(figure.column):
+        axes.set_xlim(*widen(*axes.get_xlim()))
     if has_series and points:
         add_legend(axes)
     for index, name in enumerate(names):

@@ -19,7 +19,7 @@ from vitkit.data.loader import make_evaluation_loader
 from vitkit.inspection.attention import NotApplicableError, attention_distance
 from vitkit.inspection.features import filter_components, position_similarity
 from vitkit.model.vit import ViT
-from vitkit.report.figures import Chart, filter_chart, line_figure, position_chart
+from vitkit.report.figures import Chart, filter_chart, position_chart, series_chart
 from vitkit.studies.records import RunRecord, list_checkpoints
 from vitkit.studies.runner import StudyResult, create_directory, write_outputs
 from vitkit.studies.study import RUNS, SEED, UPSTREAM, Study
@@ -122,7 +122,7 @@ def draw_training(distances: Mapping[int, Sequence[float]]) -> list[tuple[str, C
         return []
     lines = {f"layer {layer}": list(values) for layer, values in enumerate(zip(*distances.values(), strict=True), 1)}
     title = "Mean attention distance over training"
-    chart = line_figure(
+    chart = series_chart(
         lines, y_title="Mean attention distance (pixels)", title=title, ticks=[*map(str, distances)], x_title="Step"
     )
     return [(title, chart)]

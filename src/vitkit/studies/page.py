@@ -8,9 +8,9 @@ from vitkit.core.formatting import MISSING, format_hours, format_plural
 from vitkit.report.figures import Chart
 from vitkit.report.html import Card, Section, render_page, template_macros
 from vitkit.studies.dispatch import REPORT_SECONDS
-from vitkit.studies.figures import describe_name, draw_figure, fit_lines, format_tick, is_fraction
-from vitkit.studies.statistics import PowerLaw, estimate
-from vitkit.studies.study import SEED, Study
+from vitkit.studies.figures import describe_name, draw_figure, estimate_groups, fit_lines, format_tick
+from vitkit.studies.statistics import PowerLaw
+from vitkit.studies.study import SEED, Study, is_fraction
 
 if TYPE_CHECKING:
     from vitkit.studies.runner import StudyResult
@@ -78,18 +78,18 @@ def link_runs(result: "StudyResult") -> dict[str, str]:
 def average_rows(study: Study, table: Rows) -> tuple[list[str], list[list[str]]]:
     """Return heads and rows of the means over seeds, with the paper's number where there is one."""
     axes = ["model", "layer"] if study.inspects else list(study.all_axes)
-    numbers = [study.figure.column, *(name for name in study.columns if name.endswith(("_top1", "top1", "shot")))]
+    numbers = [study.figure.column, *filter(is_fraction, study.columns)]
     numbers = list(dict.fromkeys(name for name in numbers if any(row[name] is not None for row in table)))
     extra = [] if study.inspects else ["flops", "images_per_second", "hours"]
     groups: dict[tuple[str, ...], list[Mapping[str, object]]] = {}
     for row in table:
         groups.setdefault(tuple(str(row[axis]) for axis in axes), []).append(row)
-    rows, stated = [], set[str]()
+    rows, previous = [], set[str]()
     for labels, members in groups.items():
         means = [format_mean(name, members) for name in (*numbers, *extra)]
         paper = next((study.paper_numbers[label] for label in labels if label in study.paper_numbers), MISSING)
-        paper = "" if paper in stated else paper  # a statement about several rows stands in the first
-        stated.update({paper} - {MISSING})
+        paper = "" if paper in previous else paper  # a statement about several rows stands in the first
+        previous.update({paper} - {MISSING})
         seeds = str(len({row[SEED] for row in members}))
         rows.append([*labels, seeds, *means[:1], *([paper] if study.paper_numbers else []), *means[1:]])
     heads = [*axes, "seeds", *numbers[:1], *(["in the paper"] if study.paper_numbers else []), *numbers[1:], *extra]
@@ -98,13 +98,9 @@ def average_rows(study: Study, table: Rows) -> tuple[list[str], list[list[str]]]
 
 def format_mean(column: str, rows: Rows) -> str:
     """Format the mean of a column over seeds with its interval."""
-    seeds: dict[object, list[float]] = {}
-    for row in rows:
-        if isinstance(value := row[column], int | float):
-            seeds.setdefault(row[SEED], []).append(float(value))
-    if not seeds:
+    mean = estimate_groups(rows, column, lambda row: None).get(None)
+    if mean is None:
         return MISSING
-    mean = estimate([sum(each) / len(each) for each in seeds.values()])
     if not is_fraction(column):
         return format_cell(column, mean.mean)
     half = f" ± {(mean.interval[1] - mean.mean) * 100:.1f}" if mean.interval else ""

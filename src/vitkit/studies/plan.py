@@ -102,8 +102,8 @@ class Planner:
             for labels in cells(study.axes):
                 yield from self.plan_first_stage(labels, seed)
                 if study.transfer is not None:
-                    for more in cells(study.transfer.axes):
-                        yield from self.plan_transfer(labels, more, seed)
+                    for downstream in cells(study.transfer.axes):
+                        yield from self.plan_transfer(labels, downstream, seed)
 
     def is_from_scratch(self, labels: Mapping[str, str]) -> bool:
         """Return whether some labels have no first stage."""
@@ -118,18 +118,18 @@ class Planner:
         yield from tuning
         yield replace(with_rates(self.make_run(labels, seed), tuning), counts=self.study.transfer is None)
 
-    def plan_transfer(self, labels: Mapping[str, str], more: Mapping[str, str], seed: int) -> Iterator[StudyRun]:
+    def plan_transfer(self, labels: Mapping[str, str], downstream: Mapping[str, str], seed: int) -> Iterator[StudyRun]:
         """Yield the fine-tuning of a first-stage run, or of none, after the runs that choose its rate."""
         transfer = self.study.transfer
         assert transfer is not None
         init = None if self.is_from_scratch(labels) else run_name(labels, seed, None)
-        run = self.make_transfer_run({**labels, **more}, seed, init)
+        run = self.make_transfer_run({**labels, **downstream}, seed, init)
         tuning: list[StudyRun] = []
         if transfer.rates:
             at = self.tuning_labels(labels)
             init_at = None if self.is_from_scratch(at) else run_name(at, 0, None)
             yield from self.plan_first_stage(at, 0)
-            labels_at = {**at, **more}
+            labels_at = {**at, **downstream}
             tuning = [
                 replace(self.make_transfer_run(labels_at, 0, init_at, lr=rate), counts=False) for rate in transfer.rates
             ]

@@ -39,11 +39,6 @@ class RunRecord:
     pflops: float
     error: str | None = None
 
-    def to_dict(self) -> dict[str, object]:
-        """Return plain data."""
-        values = {"name": self.name, "settings": dict(self.settings), "status": self.status, "path": str(self.path)}
-        return values | {"pflops": self.pflops, "error": self.error}
-
 
 def result_file(out: Path, name: str) -> Path:
     """Return the file with the result of a finished run."""

@@ -12,7 +12,7 @@ from vitkit.core.errors import ConfigError, TrainingError
 from vitkit.core.files import write_csv, write_text
 from vitkit.core.formatting import format_plural, format_value
 from vitkit.core.lock import lock_directory
-from vitkit.core.result import Result
+from vitkit.core.result import Result, select
 from vitkit.core.signals import StopFlag
 from vitkit.studies.claims import ClaimResult, evaluate_claim
 from vitkit.studies.dispatch import Dispatcher
@@ -61,18 +61,9 @@ class StudyResult(Result):
 
     def to_dict(self) -> dict[str, object]:
         """Return what `vitkit study NAME --json` prints."""
-        return {
-            "study": self.study.name,
-            "title": self.study.title,
-            "quick": self.quick,
-            "steps": list(self.steps) if self.steps else None,
-            "pflops": self.pflops,
-            "hours_left": self.hours,
-            "claims": [claim.to_dict() for claim in self.claims],
-            "runs": [run.to_dict() for run in self.runs],
-            "table": [dict(row) for row in self.table],
-            "warnings": list(self.warnings),
-        }
+        plain: dict[str, object] = {"study": self.study.name, "title": self.study.title}
+        plain |= select(self, "quick", "steps", "pflops") | {"hours_left": self.hours}
+        return plain | select(self, "claims", "runs", "table", "warnings")
 
     def highlights(self) -> dict[str, object]:
         """Return the study, the number of finished runs and the verdicts."""

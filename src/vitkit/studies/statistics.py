@@ -57,15 +57,17 @@ def equivalence_p_value(values: Sequence[float], *, margin: float) -> float:
 
 
 def t_probability(t: float, freedom: int) -> float:
-    """Return P(T ≤ t) of Student's t-distribution.
+    """Return P(T ≤ t) of Student's t-distribution, which has a finite sum (Abramowitz and Stegun, 26.7.3 and 26.7.4).
 
     >>> round(t_probability(2.0, 4), 4)
     0.9419
     """
-    if t * t < freedom:  # near the median the tail loses digits
-        return 0.5 + math.copysign(0.5 * incomplete_beta(0.5, freedom / 2, t * t / (freedom + t * t)), t)
-    tail = 0.5 * incomplete_beta(freedom / 2, 0.5, freedom / (freedom + t * t))
-    return 1.0 - tail if t > 0 else tail
+    angle, is_odd = math.atan(t / math.sqrt(freedom)), freedom % 2
+    total, term = 0.0, math.sin(angle) * math.cos(angle) ** is_odd
+    for power in range(is_odd, freedom - 1, 2):
+        total += term
+        term *= math.cos(angle) ** 2 * (power + 1) / (power + 2)
+    return 0.5 + ((angle + total) / math.pi if is_odd else total / 2)
 
 
 def t_quantile(probability: float, freedom: int) -> float:
@@ -81,32 +83,6 @@ def t_quantile(probability: float, freedom: int) -> float:
             break
         low, high = (middle, high) if t_probability(middle, freedom) < probability else (low, middle)
     return (low + high) / 2
-
-
-def incomplete_beta(a: float, b: float, x: float) -> float:
-    """Return the regularized incomplete beta function by its continued fraction (modified Lentz).
-
-    >>> round(incomplete_beta(2.0, 3.0, 0.4), 4)
-    0.5248
-    """
-    if x <= 0.0 or x >= 1.0:
-        return 0.0 if x <= 0.0 else 1.0
-    if x > (a + 1) / (a + b + 2):  # the fraction converges fast on the other side
-        return 1.0 - incomplete_beta(b, a, 1.0 - x)
-    scale = math.exp(math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b) + a * math.log(x) + b * math.log1p(-x)) / a
-    tiny, c, d = 1e-300, 1.0, 1.0 / (1.0 - (a + b) * x / (a + 1))
-    total = d
-    for m in range(1, 400):
-        for numerator in (
-            m * (b - m) * x / ((a + 2 * m - 1) * (a + 2 * m)),
-            -(a + m) * (a + b + m) * x / ((a + 2 * m) * (a + 2 * m + 1)),
-        ):
-            d = 1.0 / (1.0 + numerator * d or tiny)
-            c = 1.0 + numerator / c or tiny
-            total *= c * d
-        if abs(c * d - 1.0) < 1e-15:
-            break
-    return scale * total
 
 
 def slope(x: Sequence[float], y: Sequence[float]) -> float:
@@ -182,7 +158,8 @@ def fit_power_law(compute: Sequence[float], errors: Sequence[float]) -> PowerLaw
     x, y = np.asarray(compute, dtype=np.float64), np.asarray(errors, dtype=np.float64)
     scale = float(np.exp(np.log(x).mean()))
     x = x / scale
-    law = min((_refine(x, y, c=c) for c in (0.5 * y.min(), 0.9 * y.min())), key=lambda law: _residual(law, x, y))
+    laws = [_refine(x, y, c=fraction * y.min()) for fraction in (0.5, 0.9)]
+    law = min(laws, key=lambda law: float(((law(x) - y) ** 2).sum()))
     if law.c < 0:
         law = _refine(x, y, c=None)
     # a of the scaled C is a · scale^−b of C itself.
@@ -192,10 +169,6 @@ def fit_power_law(compute: Sequence[float], errors: Sequence[float]) -> PowerLaw
         to_unscaled = np.array([[factor, law.a * factor * np.log(scale), 0], [0, 1, 0], [0, 0, 1]])
         covariance = to_unscaled @ covariance @ to_unscaled.T
     return PowerLaw(a=law.a * factor, b=law.b, c=law.c, covariance=covariance, freedom=law.freedom)
-
-
-def _residual(law: PowerLaw, x: Floats, y: Floats) -> float:
-    return float(((law(x) - y) ** 2).sum())
 
 
 def _refine(x: Floats, y: Floats, *, c: float | None) -> PowerLaw:

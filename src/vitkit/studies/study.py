@@ -215,7 +215,7 @@ class Study:
         return result
 
     def check(self) -> None:
-        """Raise ConfigError if a claim, the figure or `quick` names a column, axis or label that does not exist."""
+        """Raise ConfigError if a claim, the figure or an option names a column, axis or label that does not exist."""
         for claim in self.claims:
             self._check_claim(claim, f"{self.name}: the claim {claim.text!r}")
         figure, where = self.figure, f"{self.name}: the figure"
@@ -225,9 +225,11 @@ class Study:
             self._check_axis(axis, where)
         if figure.x is not None:
             self._check_number(figure.x, where)
-        for axis, labels in self.quick.items():
-            self._check_axis(axis, f"{self.name}: quick")
-            self._check_labels(axis, labels, f"{self.name}: quick")
+        tune_at = {axis: (label,) for axis, label in self.tune_at.items()}
+        for name, labels_by_axis in (("quick", self.quick), ("tune_at", tune_at)):
+            for axis, labels in labels_by_axis.items():
+                self._check_axis(axis, f"{self.name}: {name}")
+                self._check_labels(axis, labels, f"{self.name}: {name}")
         if self.tune_by is not None:
             self._check_axis(self.tune_by, f"{self.name}: tune_by")
 
@@ -297,10 +299,8 @@ class Study:
             transfer = replace(transfer, axes=keep(transfer.axes), settings=settings, rates=())
         quick = replace(self, axes=keep(self.axes), transfer=transfer, seeds=1)
         quick = replace(quick, settings=set_rate(self.settings, self.rates), rates=())
-        left_out = {label for labels in self.all_axes.values() for label in labels} - {
-            label for labels in quick.all_axes.values() for label in labels
-        }
-        left_out -= {name for names in quick.pretraining_data.values() for name in names}
+        used = (*quick.all_axes.values(), *quick.pretraining_data.values())
+        left_out = set[str]().union(*self.all_axes.values()).difference(*used)
         quick = replace(quick, data=tuple(name for name in self.data if name not in left_out))
         return replace(quick, claims=tuple(map(quick._reduce_claim, self.claims)))
 
@@ -328,6 +328,11 @@ class Study:
             if condition.is_equal or condition.label in self.labels_of(condition.axis)
         )
         return replace(claim, labels=labels, where=where) if len(labels) > 1 else claim
+
+
+def is_fraction(column: str) -> bool:
+    """Return whether a column is an accuracy."""
+    return column in ("val_top1", "top1") or column.endswith("shot")
 
 
 def group_label(label: str) -> str:

@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from pydantic import TypeAdapter
 
-from vitkit.core.config import from_mapping, to_mapping
-from vitkit.core.errors import DataError, TrainingError, VitkitError, did_you_mean
+from vitkit.core.errors import DataError, VitkitError, did_you_mean
 from vitkit.core.files import write_text
 from vitkit.core.signals import EXIT_INTERRUPTED, StopFlag, catch_stop_signals
 from vitkit.data.dataset import ImageSource, subsample
@@ -57,22 +57,12 @@ class StudyJob:
 
     def to_json(self) -> str:
         """Return the job as JSON, from which `read_job` builds an equal one."""
-        plain = {"run_dir": str(self.run_dir), "result_file": str(self.result_file), "seed": self.seed}
-        measures = [asdict(measure) for measure in self.measures]
-        return json.dumps(plain | {"measures": measures, "data": dict(self.data), "config": to_mapping(self.config)})
+        return json.dumps(asdict(self), default=str)
 
 
 def read_job(text: str) -> StudyJob:
     """Parse a job."""
-    values = json.loads(text)
-    return StudyJob(
-        config=from_mapping(RunConfig, values["config"]),
-        run_dir=Path(values["run_dir"]),
-        result_file=Path(values["result_file"]),
-        seed=values["seed"],
-        measures=tuple(FewShot(data=m["data"], shots=tuple(m["shots"]), draws=m["draws"]) for m in values["measures"]),
-        data=values["data"],
-    )
+    return TypeAdapter(StudyJob).validate_python(json.loads(text))
 
 
 def make_job(run: StudyRun, out: Path, *, data: Mapping[str, str]) -> StudyJob:
@@ -232,15 +222,13 @@ def main() -> int:
     with catch_stop_signals() as stop:
         try:
             return 0 if execute(job, callback=Callback(), stop=stop) else EXIT_INTERRUPTED
-        except MemoryError:
-            error: VitkitError = TrainingError("out of memory", hint="lower schedule.batch_size or --jobs")
-        except VitkitError as raised:
-            error = raised
-        except RuntimeError as raised:  # torch's allocator raises no MemoryError
-            if "memory" not in str(raised):
+        except VitkitError as error:
+            reason = explain_failure(error)
+        except (MemoryError, RuntimeError) as error:  # torch's allocator raises no MemoryError
+            if isinstance(error, RuntimeError) and "memory" not in str(error):
                 raise
-            error = TrainingError("out of memory", hint="lower schedule.batch_size or --jobs")
-    sys.stderr.write(explain_failure(error) + "\n")
+            reason = "out of memory: lower schedule.batch_size or --jobs"
+    sys.stderr.write(reason + "\n")
     return 1
 
 

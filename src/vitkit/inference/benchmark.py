@@ -55,20 +55,6 @@ Progress = Callable[[float], None]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Speed:
-    """Speed of an engine at one batch size; the latency is that of a batch, in seconds."""
-
-    batch: int
-    latency_p50: float
-    runs: int
-
-    @property
-    def images_per_second(self) -> float:
-        """Throughput at the median latency."""
-        return self.batch / self.latency_p50
-
-
-@dataclass(frozen=True, kw_only=True)
 class BenchmarkRow:
     """Measurements of one engine at one batch size.
 
@@ -235,7 +221,7 @@ def measure_engines(
     """Create all engines, measure agreement and startup of each, then time them in turns."""
     config = subject.model.config
     images = partial(random_images, config.channels, pair(config.image_size))
-    created = start_task(progress, "creating engines", len(specs))
+    advance = start_task(progress, "creating engines", len(specs))
     reference = eager_engine(subject.model, device=device)
     reference.forward(images(batch=1))  # torch's own initialization is not part of any engine's startup
     expected = run_batches(reference, subject.batches) if subject.batches else None
@@ -244,31 +230,26 @@ def measure_engines(
     for spec in specs:
         engine, start_seconds, memory_bytes = measure_startup(spec.create, images(batch=1), device=device)
         outputs = run_batches(engine, subject.batches) if expected else None
+        agreement = compare_outputs(outputs, expected) if outputs and expected else None
+        facts = {"kind": spec.kind, "engine": engine.name, "precision": spec.precision, "merge": spec.merge}
+        costs = {"start_seconds": start_seconds, "memory_bytes": memory_bytes}
         engines.append(engine)
-        row = partial(
-            BenchmarkRow,
-            kind=spec.kind,
-            engine=engine.name,
-            precision=spec.precision,
-            merge=spec.merge,
-            start_seconds=start_seconds,
-            memory_bytes=memory_bytes,
-            agreement=compare_outputs(outputs, expected) if outputs and expected else None,
-        )
-        make_rows.append(row)
-        created(1)
+        make_rows.append(partial(BenchmarkRow, **facts, **costs, agreement=agreement))
+        advance(1)
     rows: list[list[BenchmarkRow]] = [[] for _ in specs]
     for batch in batch_sizes:
         task, done = f"timing batches of {batch}", 0.0
 
-        def advance(fraction: float, task: str = task) -> None:
+        def add_fraction(fraction: float, task: str = task) -> None:
             nonlocal done
             done += fraction
             progress(task, min(round(100 * done / len(specs)), 100), 100)
 
-        for number, speed in enumerate(measure_speeds(engines, images(batch=batch), seconds=seconds, progress=advance)):
-            facts = {"batch_size": batch, "images_per_second": speed.images_per_second}
-            rows[number].append(make_rows[number](**facts, latency_p50=speed.latency_p50, runs=speed.runs))
+        measurements = time_engines(engines, images(batch=batch), seconds=seconds, progress=add_fraction)
+        for engine_rows, make_row, times in zip(rows, make_rows, measurements, strict=True):
+            latency = median(times)
+            speed = {"batch_size": batch, "images_per_second": batch / latency, "latency_p50": latency}
+            engine_rows.append(make_row(**speed, runs=len(times)))
     return [row for engine_rows in rows for row in engine_rows]
 
 
@@ -325,16 +306,15 @@ def time_call(action: Callable[[], object]) -> float:
     return time.perf_counter() - start
 
 
-def measure_speeds(
-    engines: Sequence[Engine], images: Tensor, *, seconds: float = 2.0, progress: Progress = lambda fraction: None
-) -> list[Speed]:
-    """Measure the speed of engines for one batch (B C H W), in their order."""
+def time_engines(
+    engines: Sequence[Engine], images: Tensor, *, seconds: float, progress: Progress = lambda fraction: None
+) -> list[list[float]]:
+    """Return the seconds of each run of each engine on one batch (B C H W)."""
     for engine in engines:
         if isinstance(engine, CompiledEngine):
             engine.forward(images)  # compile for this batch size outside of the measurement
     actions = [lambda engine=engine: engine.forward(images) for engine in engines]
-    measurements = time_interleaved(actions, seconds=seconds, progress=progress)
-    return [Speed(batch=len(images), latency_p50=median(times), runs=len(times)) for times in measurements]
+    return time_interleaved(actions, seconds=seconds, progress=progress)
 
 
 def measure_startup(

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from vitkit.core.errors import DataError, InputError, summarize
 from vitkit.core.files import name_of_text, read_bytes
-from vitkit.data.dataset import UNLABELED, ConcatSource, ImageSource, StoredImage, hash_image
+from vitkit.data.dataset import UNLABELED, ConcatSource, ImageSource, StoredImage, Subset, hash_image
 from vitkit.data.decode import ImageLike, refuse_url
 from vitkit.data.decode_limits import DEFAULT_LIMITS
 from vitkit.data.layouts.base import NamedSource
@@ -46,29 +46,17 @@ class ImageFiles(NamedSource):
         return os.path.abspath(name_of_text(self.name(index))), 0  # noqa: PTH100 - a million Paths are slow
 
 
-class DatasetImages(ImageSource):
+class DatasetImages(Subset):
     """The images of a dataset without their labels, named by the dataset's path."""
 
     def __init__(self, path: str, source: ImageSource) -> None:
-        self.path, self.source = path.rstrip("/"), source
-        self.layout, self.classes, self.always_readable = source.layout, (), source.always_readable
+        super().__init__(source, range(len(source)))
+        self.path, self.classes = path.rstrip("/"), ()
         self.labels = np.full(len(source), UNLABELED, dtype=np.int64)
 
     def name(self, index: int) -> str:
         """Return the image's name, after the dataset's path if it has one."""
         return f"{self.path}/{self.source.name(index)}" if self.path else self.source.name(index)
-
-    def read(self, index: int) -> StoredImage:
-        """Return the stored image."""
-        return self.source.read(index)
-
-    def locate(self, index: int) -> tuple[str, int] | None:
-        """Return the file of the image and its position there."""
-        return self.source.locate(index)
-
-    def checksum(self, index: int) -> bytes:
-        """Return the checksum of the stored image."""
-        return self.source.checksum(index)
 
 
 @dataclass(eq=False)

@@ -23,13 +23,7 @@ from vitkit.model.config import ViTConfig
 from vitkit.typing import ModelSource
 from vitkit.weights import artifact as artifact_io
 from vitkit.weights.adapt_bundle import AdaptRequest, adapt_bundle
-from vitkit.weights.bundle import (
-    ModelBundle,
-    affects_logits,
-    diff_settings,
-    format_change,
-    reference_logits,
-)
+from vitkit.weights.bundle import ModelBundle, affects_logits, diff_settings, format_change, reference_logits
 from vitkit.weights.describe import describe_preprocessing, equal_values, load_described
 from vitkit.weights.formats.base import Format
 from vitkit.weights.formats.registry import FORMATS

@@ -19,16 +19,7 @@ from vitkit.model.config import BackboneConfig, HeadConfig, PositionConfig, Toke
 from vitkit.model.positions import sincos_values
 from vitkit.weights.formats import base
 from vitkit.weights.formats.base import FileMetadata, Format, count_outputs, get_shape, simplify_size
-from vitkit.weights.rules import (
-    IDENTITY,
-    Conversion,
-    Rule,
-    Shapes,
-    concatenate,
-    rearrange_axes,
-    rename,
-    stack_layers,
-)
+from vitkit.weights.rules import IDENTITY, Conversion, Rule, Shapes, concatenate, rearrange_axes, rename, stack_layers
 from vitkit.zoo.variants import ModelConfig
 
 PREFIXES = ("", "params/", "params/img/", "opt/target/")

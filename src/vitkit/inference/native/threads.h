@@ -30,9 +30,9 @@ inline void cpu_pause() {
 // Spin until `predicate` holds, yielding after a while.
 template <class Predicate>
 void spin_until(Predicate predicate) {
-    for (int caller_mutex = 0; !predicate(); caller_mutex++) {
+    for (int spins = 0; !predicate(); spins++) {
         cpu_pause();
-        if (caller_mutex > 512) std::this_thread::yield();
+        if (spins > 512) std::this_thread::yield();
     }
 }
 
@@ -106,8 +106,7 @@ class ThreadPool {
 
     void worker_loop(int index, unsigned last_round) {
         while (true) {
-            for (int caller_mutex = 0; caller_mutex < 4000 && round_.load(std::memory_order_acquire) == last_round;
-                 caller_mutex++)
+            for (int spins = 0; spins < 4000 && round_.load(std::memory_order_acquire) == last_round; spins++)
                 cpu_pause();
             if (round_.load(std::memory_order_acquire) == last_round) {
                 std::unique_lock<std::mutex> lock(mutex_);

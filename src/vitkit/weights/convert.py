@@ -174,7 +174,7 @@ def write_format(target: Format | None, out: Path | str, bundle: ModelBundle) ->
     if reason := target.unsupported_reason(bundle.config):
         message = f"{target.title} cannot represent this model: {reason}"
         raise WeightsError(message, hint=_suggest_formats(target, bundle.config))
-    if out.is_dir():  # an artifact that is overwritten is one no more
+    if out.is_dir():  # what is overwritten is no longer an artifact
         for name in (artifact_io.CHECKSUMS, artifact_io.REFERENCE, artifact_io.LABELS):
             (out / name).unlink(missing_ok=True)
     tensors = ConvertedTensors(target.rules(bundle.config, None), bundle.state)

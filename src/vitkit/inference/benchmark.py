@@ -255,7 +255,8 @@ def measure_engines(
 
 def recommend(rows: Sequence[BenchmarkRow]) -> str:
     """Recommend the fastest engine at the largest batch size that still agrees with fp32."""
-    largest = [row for row in rows if row.batch_size == rows[-1].batch_size]
+    batch_size = max(row.batch_size for row in rows)
+    largest = [row for row in rows if row.batch_size == batch_size]
     by_speed = sorted(largest, key=lambda row: -row.images_per_second)
     exact = next((row for row in by_speed if row.precision == "fp32" and not row.merge), None)
     if exact is None:

@@ -27,6 +27,7 @@ from vitkit.exporters.torch_export import TORCH
 from vitkit.exporters.verification import EXAMPLE, VerificationImages, verify_example, verify_outputs
 from vitkit.exporters.weights import FILES, PREPROCESSING, verify_weights, write_companion_files
 from vitkit.inference.image_inputs import describe_data, open_data_images
+from vitkit.inference.select import Report
 from vitkit.typing import DataSource, ModelSource, Settings
 from vitkit.weights.artifact import FORMAT_NAME, FORMAT_TITLE, LABELS
 from vitkit.weights.bundle import ModelBundle
@@ -46,7 +47,6 @@ LOAD_COMMANDS = {
     "huggingface-deit": 'transformers.DeiTForImageClassificationWithTeacher.from_pretrained("{out}")',
     "timm": 'timm.create_model("local-dir:{out}", pretrained=True)',
 }
-Report = Callable[[str], None]
 
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)

@@ -61,8 +61,7 @@ def write_pretraining(path: Path | str, wrapper: PretrainingWrapper) -> None:
     """Write a wrapper into the directory of an artifact; the description last, with the checksum of the weights."""
     path = Path(path)
     (path / DESCRIPTION).unlink(missing_ok=True)
-    state = {name: tensor.detach().cpu().contiguous() for name, tensor in wrapper.state.items()}
-    save_safetensors(path / WEIGHTS, state, {"format": "pt"})
+    save_safetensors(path / WEIGHTS, wrapper.state, {"format": "pt"})
     kind = next(kind for kind, cls in KINDS.items() if isinstance(wrapper.settings, cls))
     description = {"version": FORMAT_VERSION, "objective": kind, "settings": to_mapping(wrapper.settings)}
     write_json(path / DESCRIPTION, description | {"sha256": sha256(path / WEIGHTS)})

@@ -37,8 +37,8 @@ from vitkit.inference.select import (
 from vitkit.inference.token_merging import check_merging
 from vitkit.typing import DataSource, ModelSource
 from vitkit.weights.bundle import reference_image
-from vitkit.weights.load import load
-from vitkit.zoo.registry import Model, create, find_variant, get_model_name
+from vitkit.weights.load import open_model
+from vitkit.zoo.registry import Model, create, find_variant
 
 if TYPE_CHECKING:
     import matplotlib.figure
@@ -111,7 +111,6 @@ class BenchmarkSubject(NamedTuple):
     """A model, and the images on which agreement is measured."""
 
     model: Model
-    name: str
     batches: list[Tensor]
     note: str
 
@@ -149,7 +148,7 @@ def benchmark_model(
     specs = list_engines(subject.model, device=device, precisions=precisions, merge=merge)
     rows = measure_engines(subject, specs, device=device, batch_sizes=batch_sizes, seconds=seconds, progress=progress)
     return BenchmarkResult(
-        model=subject.name,
+        model=subject.model.name,
         image_size=pair(subject.model.config.image_size),
         device=str(device),
         threads=torch.get_num_threads(),
@@ -167,26 +166,24 @@ def load_subject(source: ModelSource, images: DataSource | None, *, workers: int
         try:
             find_variant(source)
         except UnknownNameError:
-            pass  # maybe the name of pretrained weights, which `load` knows
+            pass  # it may be the name of pretrained weights
         else:
-            model: Model = create(source).eval()
             note = "The weights are random, so agreement is not measured."
-            return BenchmarkSubject(model, get_model_name(model.config), [], note)
-    loaded = source if isinstance(source, Model) else load(source)
-    title = loaded.name or get_model_name(loaded.config)
-    example = reference_image(loaded.config)
+            return BenchmarkSubject(create(source).eval(), [], note)
+    model = open_model(source)
+    example = reference_image(model.config)
     if images is None:
         note = "Agreement was measured on one synthetic image; --images PATH measures it on yours."
-        return BenchmarkSubject(loaded, title, [example], note)
+        return BenchmarkSubject(model, [example], note)
     with torch.inference_mode():
-        seconds_per_image = time_call(lambda: loaded(example))
+        seconds_per_image = time_call(lambda: model(example))
     count = max(MIN_AGREEMENT_IMAGES, min(MAX_AGREEMENT_IMAGES, int(AGREEMENT_SECONDS / seconds_per_image)))
-    batches = list(sample_images(open_data_images(images), loaded.preprocess, images=count, workers=workers))
+    batches = list(sample_images(open_data_images(images), model.preprocess, images=count, workers=workers))
     if not batches:
         raise DataError("none of the images can be read", got=describe_data(images))
     total = sum(map(len, batches))
     note = f"Agreement was measured on {total} image{'s' * (total != 1)} of {describe_data(images)}."
-    return BenchmarkSubject(loaded, title, batches, note)
+    return BenchmarkSubject(model, batches, note)
 
 
 def list_engines(model: Model, *, device: torch.device, precisions: Sequence[str], merge: int) -> list[EngineSpec]:
@@ -230,11 +227,18 @@ def measure_engines(
     for spec in specs:
         engine, start_seconds, memory_bytes = measure_startup(spec.create, images(batch=1), device=device)
         outputs = run_batches(engine, subject.batches) if expected else None
-        agreement = compare_outputs(outputs, expected) if outputs and expected else None
-        facts = {"kind": spec.kind, "engine": engine.name, "precision": spec.precision, "merge": spec.merge}
-        costs = {"start_seconds": start_seconds, "memory_bytes": memory_bytes}
         engines.append(engine)
-        make_rows.append(partial(BenchmarkRow, **facts, **costs, agreement=agreement))
+        build_row = partial(
+            BenchmarkRow,
+            kind=spec.kind,
+            engine=engine.name,
+            precision=spec.precision,
+            merge=spec.merge,
+            start_seconds=start_seconds,
+            memory_bytes=memory_bytes,
+            agreement=compare_outputs(outputs, expected) if outputs and expected else None,
+        )
+        make_rows.append(build_row)
         advance(1)
     rows: list[list[BenchmarkRow]] = [[] for _ in specs]
     for batch in batch_sizes:

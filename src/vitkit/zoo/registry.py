@@ -127,13 +127,17 @@ def configure(
     >>> configure("B/16", image_size=384, settings={"positions.kind": "sincos_2d"}).grid
     (24, 24)
     """
-    if not isinstance(model, str | ViTConfig | BiTConfig):
-        expected, hint = "a name or a configuration", "vitkit models (vitkit.list_models()) lists the names"
-        raise ConfigError("that is not a model to create", expected=expected, got=type(model).__name__, hint=hint)
+    _check_model(model)
     config = find_variant(model).config if isinstance(model, str) else model
     arguments = {"image_size": image_size, "patch_size": patch_size, "channels": channels, "num_classes": num_classes}
     changes = {key: value for key, value in arguments.items() if value is not None}
     return apply_settings(from_mapping(type(config), changes, base=config), settings or {})
+
+
+def _check_model(model: object) -> None:
+    if not isinstance(model, str | ViTConfig | BiTConfig):
+        expected, hint = "a name or a configuration", "vitkit models (vitkit.list_models()) lists the names"
+        raise ConfigError("that is not a model to create", expected=expected, got=type(model).__name__, hint=hint)
 
 
 def build(config: ModelConfig) -> "Model":

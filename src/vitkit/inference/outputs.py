@@ -112,7 +112,7 @@ class PredictionFile:
                 self._write_parquet(temporary)
             metadata = {"model": model, **count_images(map(_from_json, self._rows())), "request": self.request}
             metadata |= {"fingerprints": self.fingerprints, **(engine or {})}
-            # Metadata first: a table without it counts as somebody else's file.
+            # Metadata first: a table without it is taken for a file of another program.
             write_json(self.metadata_path, metadata)
         self.file.close()
         self.partial_path.unlink(missing_ok=True)

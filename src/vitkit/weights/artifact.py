@@ -85,7 +85,7 @@ def write_artifact(path: Path | str, bundle: ModelBundle) -> None:
 def timm_config_json(bundle: ModelBundle) -> tuple[dict[str, object], str | None]:
     """Return the part of config.json that timm and transformers read, and the reason why timm cannot compute the model.
 
-    Without an architecture, neither library takes the directory for one of theirs.
+    Without an architecture, neither library loads the directory.
     """
     config = bundle.config
     labels: dict[str, object] = {"label_names": list(bundle.labels)}

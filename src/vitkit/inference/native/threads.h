@@ -77,7 +77,7 @@ class ThreadPool {
     // Held by the caller that uses the worker threads and their buffers.
     std::mutex& caller_mutex() { return caller_mutex_; }
 
-    // Held while buffers are allocated and during a fork, so that a child never sees a half-made allocation.
+    // Held while buffers are allocated and during a fork, so that a child never sees an incomplete allocation.
     std::mutex& fork_mutex() { return fork_mutex_; }
 
     // Run `job(0…threads - 1)`, index 0 on the calling thread. With several threads the caller must hold caller_mutex().

@@ -56,7 +56,7 @@ ACTIVATIONS: dict[str, Activation] = {"gelu": "gelu_erf", "gelu_erf": "gelu_erf"
 class Defaults:
     """Properties of an origin's models that a file does not store.
 
-    `rows` tells which tokens before the patches have a row in the position table: all class tokens, all or none of
+    `rows` selects which tokens before the patches have a row in the position table: all class tokens, all or none of
     them, or none if there are registers, as usual in timm. `heads` are the numbers of heads of its published models by
     width. `file_names` is the pattern of published files, if the tensors alone do not identify the origin.
     """

@@ -311,6 +311,8 @@ def check_output(
             )
         if not overwrite and (out.is_file() or any(out.iterdir())):
             raise WeightsError(f"{out} already exists", hint="--force (overwrite=True) replaces it")
+    elif as_directory and out.is_symlink():
+        raise WeightsError(f"{out}: a broken link", hint="choose another output path")
     if as_directory and out.suffix in (*SUFFIXES, ".ckpt"):
         message = f"{out}: the output is a directory, with configuration and preprocessing beside the weights"
         raise WeightsError(message, hint=f"name it {out.with_suffix('')}")
@@ -318,7 +320,7 @@ def check_output(
 
 def write_output(out: Path, write: Callable[[Path], None], *, as_directory: bool) -> None:
     """Write to a new path atomically; the files of an existing directory are replaced one by one."""
-    if as_directory and not (out.exists() or out.is_symlink()):
+    if as_directory and not out.exists():
         commit_directory(out, write)
     else:
         write(out)

@@ -342,7 +342,7 @@ def unsupported_reason(config: ModelConfig, *, paper: bool) -> str | None:
         "a ResNet with timm's numerics": backbone is not None and backbone.origin != "google",
         "a small root": backbone is not None and backbone.root != "standard",
         "a class token that pooling does not read": config.class_tokens > 0 and config.pooling != "class",
-        "no positions, because their table tells the image size": config.positions.kind == "none",
+        "no positions, because their table determines the image size": config.positions.kind == "none",
         "a LayerNorm eps other than 1e-6": config.block.norm_eps != 1e-6,
         f"more than {MAX_LAYERS} layers": config.depth > MAX_LAYERS,
     }

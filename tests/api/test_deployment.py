@@ -47,6 +47,12 @@ def shell(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytes
 # benchmark
 
 
+def test_benchmark_measures_a_model_built_from_its_class() -> None:
+    model, options = vitkit.ViT(make_model().config), {"seconds": 0, "device": "cpu", "progress": False}
+    result = vitkit.benchmark(model, batch_size=[1], precision=["fp32"], **options)  # type: ignore[arg-type]
+    assert result.model.startswith("ViT 32 wide")
+
+
 def test_benchmark_measures_a_model_in_memory() -> None:
     pairs = [(np.full((9, 9, 3), value, dtype=np.uint8), "any") for value in range(4)]
     options: Any = {"batch_size": (1, 2), "precision": ["fp32"], "merge": 1, "seconds": 0, "device": "cpu"}

@@ -201,6 +201,21 @@ def test_save_refuses_other_directories(tmp_path: Path) -> None:
 # Conversion
 
 
+def test_broken_link_cannot_become_a_directory(tmp_path: Path) -> None:
+    out, model = tmp_path / "out", make_model()
+    out.symlink_to("nowhere")
+    calls = (
+        lambda: vitkit.convert(model, out, to="timm"),
+        lambda: vitkit.convert(model, out, to="vitkit"),
+        lambda: vitkit.adapt(model, out, num_classes=2),
+        lambda: vitkit.export(model, out, to="timm"),
+    )
+    for call in calls:
+        with pytest.raises(WeightsError, match="out: a broken link"):
+            call()
+    assert out.is_symlink()
+
+
 def test_convert_names_the_tensors_that_a_format_cannot_hold(tmp_path: Path, capsys) -> None:
     settings = {"width": 64, "depth": 1, "heads": 1, "mlp_dim": 64} | {
         "block": {"activation": "gelu_erf", "layer_scale": 0.5}

@@ -171,6 +171,13 @@ def test_fastest_engine_that_agrees_is_recommended() -> None:
     assert "with your model and --images" in recommend([row("fp32", 100, None), row("int8", 300, None)])
 
 
+def test_recommendation_is_for_the_largest_batches_in_any_order() -> None:
+    large = [row("fp32", 100, 1.0), row("int8", 300, 1.0)]
+    small = [replace(row(each.precision, 100, 1.0), batch_size=1) for each in large]
+    assert recommend([*large, *small]) == recommend([*small, *large])
+    assert "3.0× as fast as fp32 with batches of 8" in recommend([*large, *small])
+
+
 def test_actions_are_timed_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, order = [0.0], []
     monkeypatch.setattr(benchmark.time, "perf_counter", lambda: clock[0])

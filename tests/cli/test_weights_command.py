@@ -488,14 +488,14 @@ def test_adapted_model_can_be_fine_tuned(shell):
     ids=" ".join,
 )
 def test_interrupted_write_leaves_nothing(shell, arguments, monkeypatch):
-    convert, count = writers.to_contiguous, iter(range(100))
+    convert, count = writers.as_bytes, iter(range(100))
 
     def interrupt(*given, **named):
         if next(count) == 5:
             raise KeyboardInterrupt
         return convert(*given, **named)
 
-    monkeypatch.setattr(writers, "to_contiguous", interrupt)
+    monkeypatch.setattr(writers, "as_bytes", interrupt)
     result = shell("weights", *arguments)
     assert (result.code, result.out) == (130, "")
     assert sorted(path.name for path in Path().iterdir()) == ["small", "small.npz"]

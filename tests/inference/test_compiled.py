@@ -15,7 +15,7 @@ from model_cases import images_for, random_vit, small
 
 from vitkit.inference import benchmark
 from vitkit.inference import engine as module
-from vitkit.inference.benchmark import measure_speeds, measure_startup
+from vitkit.inference.benchmark import measure_startup, time_engines
 from vitkit.inference.engine import compile_now, compiled_engine, half_dtype
 from vitkit.inference.select import apply_merging
 
@@ -120,8 +120,7 @@ def test_compilation_for_a_batch_size_is_not_timed(monkeypatch: pytest.MonkeyPat
     make = partial(compiled_engine, random_vit(small()), device=CPU, warmup_batches=0)
     engine, seconds, _ = measure_startup(make, images_for(small(), batch=1))
     assert seconds == 60.5
-    (speed,) = measure_speeds([engine], images_for(small(), batch=2), seconds=2.0)
-    assert (speed.latency_p50, speed.runs) == (0.5, 4)
+    assert time_engines([engine], images_for(small(), batch=2), seconds=2.0) == [[0.5] * 4]
 
 
 def test_failed_compilation_falls_back_with_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:

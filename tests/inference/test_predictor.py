@@ -18,7 +18,9 @@ from vitkit.inference.agreement import sample_images
 from vitkit.inference.image_inputs import open_images
 from vitkit.inference.predictions import Prediction
 from vitkit.inference.predictor import PredictionOptions, Predictor, predict_batches
+from vitkit.model.vit import ViT
 from vitkit.weights.load import load_bundle
+from vitkit.zoo.registry import configure
 
 SETTINGS = {"width": 32, "depth": 1, "heads": 2, "mlp_dim": 32}
 
@@ -43,6 +45,14 @@ def saved(folder: Path, *, channels: int = 3, num_classes: int = 3, antialias: b
 def photo(seed: int = 0) -> Image.Image:
     pixels = np.random.default_rng(seed).integers(0, 256, size=(21, 17, 3), dtype=np.uint8)
     return Image.fromarray(pixels)
+
+
+def test_model_built_from_its_class_gets_names_and_preprocessing() -> None:
+    model = ViT(configure("Ti/16", image_size=16, num_classes=2, settings=SETTINGS))
+    predictor = Predictor(model, device="cpu")
+    assert predictor.model is model
+    assert (predictor.labels, predictor.preprocessing.image_size) == (("0", "1"), 16)
+    assert predictor(photo())[0].label == "0"
 
 
 def test_prediction_does_not_depend_on_the_input_type(tmp_path: Path) -> None:

@@ -166,7 +166,7 @@ NEITHER = {
     "relative-shared": "relative positions",
     "rotary-shared": "rotary positions",
     "learned_2d-stem": "learned positions of rows and columns",
-    "none-stem": "no positions, because their table tells the image size",
+    "none-stem": "no positions, because their table determines the image size",
     "learned_1d-every_layer": "positions at every layer",
     "sincos_2d-shared": "positions at every layer",
     "swiglu": "SwiGLU",

@@ -34,7 +34,7 @@ from vitkit.model.config import (
 )
 from vitkit.weights.formats.base import FileMetadata, Format
 from vitkit.weights.formats.timm import DEIT, DINOV2, DINOV3, MAE, TIMM
-from vitkit.weights.formats.timm.config import find_architecture, make_model_args, make_timm_config
+from vitkit.weights.formats.timm.config import find_nearest_architecture, make_model_args, make_timm_config
 from vitkit.weights.rules import KeyMatch, apply_rules, invert_rules, match_keys
 from vitkit.zoo.registry import Model, create, find_variant
 from vitkit.zoo.variants import ModelConfig
@@ -344,7 +344,7 @@ def test_unnamed_resnet_has_no_config() -> None:
 @formats_and_models
 def test_file_survives_round_trip(written: Format, name: str) -> None:
     config = held(written, name)
-    unnamed = written is TIMM and find_architecture(config) is None
+    unnamed = written is TIMM and find_nearest_architecture(config) is None
     assert written.unsupported_reason(config) == ("a ResNet without a name in timm" if unnamed else None)
     model = random_model(config)
     file, beside_it = file_of(model, written), metadata(written, config)

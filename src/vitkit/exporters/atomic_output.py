@@ -114,7 +114,7 @@ def read_verification(out: Path) -> Mapping[str, object] | None:
 def _stale_files(directory: Path, new: Sequence[str]) -> list[str]:
     """Return unchanged files of an earlier export or artifact that are not replaced.
 
-    Checksums without a verification of ours, or that list no weights, belong to somebody else.
+    Checksums without a verification of vitkit, or that list no weights, are of another program.
     """
     recorded: dict[str, object] = {}
     verification, artifact = read_verification(directory), _json(directory / artifact_io.CHECKSUMS)

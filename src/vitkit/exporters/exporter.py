@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 from vitkit.core.environment import release_freed_memory
-from vitkit.core.errors import UnknownNameError, WeightsError, did_you_mean
+from vitkit.core.errors import UnknownNameError, did_you_mean
 from vitkit.core.files import sha256, write_json, write_text
 from vitkit.core.result import Result, fields_to_json
 from vitkit.core.signals import ProgressFunction
@@ -27,6 +27,7 @@ from vitkit.exporters.torch_export import TORCH
 from vitkit.exporters.verification import EXAMPLE, VerificationImages, verify_example, verify_outputs
 from vitkit.exporters.weights import FILES, PREPROCESSING, verify_weights, write_companion_files
 from vitkit.inference.image_inputs import describe_data, open_data_images
+from vitkit.inference.select import Report
 from vitkit.typing import DataSource, ModelSource, Settings
 from vitkit.weights.artifact import FORMAT_NAME, FORMAT_TITLE, LABELS
 from vitkit.weights.bundle import ModelBundle
@@ -46,7 +47,6 @@ LOAD_COMMANDS = {
     "huggingface-deit": 'transformers.DeiTForImageClassificationWithTeacher.from_pretrained("{out}")',
     "timm": 'timm.create_model("local-dir:{out}", pretrained=True)',
 }
-Report = Callable[[str], None]
 
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
@@ -96,7 +96,7 @@ def export_model(
     as_directory = target is None or out.suffix not in FILE_SUFFIXES.get(target.file_type, ())
     exists = not overwrite and (out.is_file() or (out.is_dir() and any(out.iterdir())))
     if not exists:
-        _check_output(out, model, overwrite=overwrite, as_directory=as_directory)
+        check_output(out, source=model, overwrite=overwrite, as_directory=as_directory)
     info, bundle = load_described(model)
     report(f"read {info.file}: {info.title}, {info.model}")
     config, changes = change_config(bundle, settings, source=source_name(model))
@@ -105,7 +105,7 @@ def export_model(
     verification = _find_existing(out, request) if exists else None
     already_existed = verification is not None
     if verification is None:
-        _check_output(out, model, overwrite=overwrite, as_directory=as_directory)
+        check_output(out, source=model, overwrite=overwrite, as_directory=as_directory)
         selected = _open_images(images, bundle, progress=progress)
 
         def write(path: Path) -> dict[str, object]:
@@ -149,12 +149,6 @@ def _identify_images(images: DataSource | None) -> str | None:
     if images is None or isinstance(images, str | PathLike):
         return images if images is None else os.fspath(images)
     return fingerprint_contents(open_data_images(images)).checksum
-
-
-def _check_output(out: Path, source: ModelSource, *, overwrite: bool, as_directory: bool) -> None:
-    if as_directory and out.is_symlink() and not out.exists():
-        raise WeightsError(f"{out}: a broken link", hint="choose another OUT")
-    check_output(out, source=source, overwrite=overwrite, as_directory=as_directory)
 
 
 def _find_existing(out: Path, request: Mapping[str, object]) -> Mapping[str, object] | None:

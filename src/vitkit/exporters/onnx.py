@@ -21,11 +21,11 @@ OPSET = 20
 """Of 2023, read by ONNX Runtime since 1.17 and by OpenVINO; has LayerNormalization and Gelu as single operations. From
 21 on GroupNormalization is one too, which ONNX Runtime computes inaccurately."""
 MAX_FILE_BYTES = 2_000_000_000
-"""Size of weights from which on they go into a second file; protobuf ends at 2 GiB."""
+"""Size above which weights are stored in a second file; protobuf is limited to 2 GiB."""
 
 
 def write_program(bundle: ModelBundle, directory: Path) -> None:
-    """Write the ONNX file and check it. Weights above `MAX_FILE_BYTES` go into a file next to it."""
+    """Write the ONNX file and check it. Weights above `MAX_FILE_BYTES` are stored in a file next to it."""
     module = build_export_module(bundle)
     graph = trace(module)
     with suppress_output():

@@ -6,7 +6,6 @@ allowed difference can exchange them. Ties are counted.
 """
 
 import json
-import math
 import subprocess
 import sys
 import tempfile
@@ -189,7 +188,7 @@ def compare_outputs(run: Runner, model: Runner, batches: Iterable[Tensor]) -> Ou
     outputs = {name: [np.concatenate(each) for each in zip(*pairs, strict=True)] for name, pairs in parts.items()}
     largest = {name: float(np.abs(expected).max()) for name, (_, expected) in outputs.items()}
     allowed = {name: max(ABSOLUTE_TOLERANCE, RELATIVE_TOLERANCE * value) for name, value in largest.items()}
-    difference = {name: _largest_difference(actual, expected) for name, (actual, expected) in outputs.items()}
+    difference = {name: logits_difference(*map(torch.from_numpy, pair)) for name, pair in outputs.items()}
     main = LOGITS if LOGITS in outputs else FEATURES
     agreement, ties = _compare_top1(*outputs[LOGITS], allowed=allowed[LOGITS]) if LOGITS in outputs else (None, 0)
     return OutputComparison(
@@ -203,12 +202,6 @@ def compare_outputs(run: Runner, model: Runner, batches: Iterable[Tensor]) -> Ou
         features_difference=difference.get(FEATURES),
         features_allowed=allowed.get(FEATURES, ABSOLUTE_TOLERANCE),
     )
-
-
-def _largest_difference(actual: FloatArray, expected: FloatArray) -> float:
-    if actual.shape != expected.shape or not (np.isfinite(actual).all() and np.isfinite(expected).all()):
-        return math.inf
-    return float(np.abs(actual.astype(np.float64) - expected).max())
 
 
 def _compare_top1(actual: FloatArray, expected: FloatArray, *, allowed: float) -> tuple[float, int]:
@@ -225,7 +218,6 @@ def _compare_top1(actual: FloatArray, expected: FloatArray, *, allowed: float) -
 
 def check_outputs(comparison: OutputComparison, *, title: str) -> None:
     """Raise WeightsError if the outputs differ by more than is allowed."""
-    has_classes = comparison.top1_agreement is not None
     if comparison.top1_agreement is not None and comparison.top1_agreement < 1:
         raise WeightsError(
             f"{title} gives another top-1 class than the model",
@@ -234,7 +226,11 @@ def check_outputs(comparison: OutputComparison, *, title: str) -> None:
             hint=NOTHING_WRITTEN,
         )
     differences = (
-        (LOGITS if has_classes else FEATURES, comparison.largest_difference, comparison.allowed_difference),
+        (
+            FEATURES if comparison.top1_agreement is None else LOGITS,
+            comparison.largest_difference,
+            comparison.allowed_difference,
+        ),
         (FEATURES, comparison.features_difference, comparison.features_allowed),
     )
     for name, difference, allowed in differences:

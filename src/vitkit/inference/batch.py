@@ -19,8 +19,7 @@ from vitkit.inference.predictions import Predictions
 from vitkit.inference.predictor import PredictionOptions, Predictor, predict_batches, predict_source
 from vitkit.inference.select import Report, build_native_if_needed
 from vitkit.typing import DataSource, ModelSource
-from vitkit.weights.load import load, source_name
-from vitkit.zoo.registry import Model
+from vitkit.weights.load import open_model, source_name
 
 TASK = "predicting"
 
@@ -137,7 +136,7 @@ def _add_warnings(result: Predictions, left_out: tuple[str, ...]) -> Predictions
 
 def open_predictor(model: ModelSource, options: PredictionOptions, *, report: Report) -> Predictor:
     """Load a model with the engine that the options select. Report a native build, and why a slower engine is used."""
-    loaded = model if isinstance(model, Model) else load(model)
+    loaded = open_model(model)
     precision, merge, device = options.precision, options.merge, options.device
     build_native_if_needed(loaded, precision=precision, device=device, merge=merge, report=report)
     predictor = Predictor(loaded, device=device, batch_size=options.batch_size, precision=precision, merge=merge)

@@ -37,8 +37,8 @@ from vitkit.inference.select import (
 from vitkit.inference.token_merging import check_merging
 from vitkit.typing import DataSource, ModelSource
 from vitkit.weights.bundle import reference_image
-from vitkit.weights.load import load
-from vitkit.zoo.registry import Model, create, find_variant, get_model_name
+from vitkit.weights.load import open_model
+from vitkit.zoo.registry import Model, create, find_variant
 
 if TYPE_CHECKING:
     import matplotlib.figure
@@ -52,20 +52,6 @@ AGREEMENT_SECONDS = 10.0
 """Time that fp32 may take for the images on which agreement is measured."""
 MIN_AGREEMENT_IMAGES, MAX_AGREEMENT_IMAGES = 16, 64
 Progress = Callable[[float], None]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Speed:
-    """Speed of an engine at one batch size; the latency is that of a batch, in seconds."""
-
-    batch: int
-    latency_p50: float
-    runs: int
-
-    @property
-    def images_per_second(self) -> float:
-        """Throughput at the median latency."""
-        return self.batch / self.latency_p50
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,7 +111,6 @@ class BenchmarkSubject(NamedTuple):
     """A model, and the images on which agreement is measured."""
 
     model: Model
-    name: str
     batches: list[Tensor]
     note: str
 
@@ -163,7 +148,7 @@ def benchmark_model(
     specs = list_engines(subject.model, device=device, precisions=precisions, merge=merge)
     rows = measure_engines(subject, specs, device=device, batch_sizes=batch_sizes, seconds=seconds, progress=progress)
     return BenchmarkResult(
-        model=subject.name,
+        model=subject.model.name,
         image_size=pair(subject.model.config.image_size),
         device=str(device),
         threads=torch.get_num_threads(),
@@ -181,26 +166,24 @@ def load_subject(source: ModelSource, images: DataSource | None, *, workers: int
         try:
             find_variant(source)
         except UnknownNameError:
-            pass  # maybe the name of pretrained weights, which `load` knows
+            pass  # it may be the name of pretrained weights
         else:
-            model: Model = create(source).eval()
             note = "The weights are random, so agreement is not measured."
-            return BenchmarkSubject(model, get_model_name(model.config), [], note)
-    loaded = source if isinstance(source, Model) else load(source)
-    title = loaded.name or get_model_name(loaded.config)
-    example = reference_image(loaded.config)
+            return BenchmarkSubject(create(source).eval(), [], note)
+    model = open_model(source)
+    example = reference_image(model.config)
     if images is None:
         note = "Agreement was measured on one synthetic image; --images PATH measures it on yours."
-        return BenchmarkSubject(loaded, title, [example], note)
+        return BenchmarkSubject(model, [example], note)
     with torch.inference_mode():
-        seconds_per_image = time_call(lambda: loaded(example))
+        seconds_per_image = time_call(lambda: model(example))
     count = max(MIN_AGREEMENT_IMAGES, min(MAX_AGREEMENT_IMAGES, int(AGREEMENT_SECONDS / seconds_per_image)))
-    batches = list(sample_images(open_data_images(images), loaded.preprocess, images=count, workers=workers))
+    batches = list(sample_images(open_data_images(images), model.preprocess, images=count, workers=workers))
     if not batches:
         raise DataError("none of the images can be read", got=describe_data(images))
     total = sum(map(len, batches))
     note = f"Agreement was measured on {total} image{'s' * (total != 1)} of {describe_data(images)}."
-    return BenchmarkSubject(loaded, title, batches, note)
+    return BenchmarkSubject(model, batches, note)
 
 
 def list_engines(model: Model, *, device: torch.device, precisions: Sequence[str], merge: int) -> list[EngineSpec]:
@@ -235,7 +218,7 @@ def measure_engines(
     """Create all engines, measure agreement and startup of each, then time them in turns."""
     config = subject.model.config
     images = partial(random_images, config.channels, pair(config.image_size))
-    created = start_task(progress, "creating engines", len(specs))
+    advance = start_task(progress, "creating engines", len(specs))
     reference = eager_engine(subject.model, device=device)
     reference.forward(images(batch=1))  # torch's own initialization is not part of any engine's startup
     expected = run_batches(reference, subject.batches) if subject.batches else None
@@ -245,7 +228,7 @@ def measure_engines(
         engine, start_seconds, memory_bytes = measure_startup(spec.create, images(batch=1), device=device)
         outputs = run_batches(engine, subject.batches) if expected else None
         engines.append(engine)
-        row = partial(
+        build_row = partial(
             BenchmarkRow,
             kind=spec.kind,
             engine=engine.name,
@@ -255,26 +238,29 @@ def measure_engines(
             memory_bytes=memory_bytes,
             agreement=compare_outputs(outputs, expected) if outputs and expected else None,
         )
-        make_rows.append(row)
-        created(1)
+        make_rows.append(build_row)
+        advance(1)
     rows: list[list[BenchmarkRow]] = [[] for _ in specs]
     for batch in batch_sizes:
         task, done = f"timing batches of {batch}", 0.0
 
-        def advance(fraction: float, task: str = task) -> None:
+        def add_fraction(fraction: float, task: str = task) -> None:
             nonlocal done
             done += fraction
             progress(task, min(round(100 * done / len(specs)), 100), 100)
 
-        for number, speed in enumerate(measure_speeds(engines, images(batch=batch), seconds=seconds, progress=advance)):
-            facts = {"batch_size": batch, "images_per_second": speed.images_per_second}
-            rows[number].append(make_rows[number](**facts, latency_p50=speed.latency_p50, runs=speed.runs))
+        measurements = time_engines(engines, images(batch=batch), seconds=seconds, progress=add_fraction)
+        for engine_rows, make_row, times in zip(rows, make_rows, measurements, strict=True):
+            latency = median(times)
+            speed = {"batch_size": batch, "images_per_second": batch / latency, "latency_p50": latency}
+            engine_rows.append(make_row(**speed, runs=len(times)))
     return [row for engine_rows in rows for row in engine_rows]
 
 
 def recommend(rows: Sequence[BenchmarkRow]) -> str:
     """Recommend the fastest engine at the largest batch size that still agrees with fp32."""
-    largest = [row for row in rows if row.batch_size == rows[-1].batch_size]
+    batch_size = max(row.batch_size for row in rows)
+    largest = [row for row in rows if row.batch_size == batch_size]
     by_speed = sorted(largest, key=lambda row: -row.images_per_second)
     exact = next((row for row in by_speed if row.precision == "fp32" and not row.merge), None)
     if exact is None:
@@ -325,16 +311,15 @@ def time_call(action: Callable[[], object]) -> float:
     return time.perf_counter() - start
 
 
-def measure_speeds(
-    engines: Sequence[Engine], images: Tensor, *, seconds: float = 2.0, progress: Progress = lambda fraction: None
-) -> list[Speed]:
-    """Measure the speed of engines for one batch (B C H W), in their order."""
+def time_engines(
+    engines: Sequence[Engine], images: Tensor, *, seconds: float, progress: Progress = lambda fraction: None
+) -> list[list[float]]:
+    """Return the seconds of each run of each engine on one batch (B C H W)."""
     for engine in engines:
         if isinstance(engine, CompiledEngine):
             engine.forward(images)  # compile for this batch size outside of the measurement
     actions = [lambda engine=engine: engine.forward(images) for engine in engines]
-    measurements = time_interleaved(actions, seconds=seconds, progress=progress)
-    return [Speed(batch=len(images), latency_p50=median(times), runs=len(times)) for times in measurements]
+    return time_interleaved(actions, seconds=seconds, progress=progress)
 
 
 def measure_startup(

@@ -82,16 +82,15 @@ def resolve_device(name: str | torch.device, *, local_rank: int = 0) -> torch.de
         name = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
     if name == "cuda":
         name = f"cuda:{local_rank if torch.cuda.device_count() != 1 else 0}"
-    try:
-        return torch.empty(0, device=name).device
-    except (RuntimeError, AssertionError) as error:
-        raise ConfigError(f"this machine has no device {name}", hint="vitkit doctor lists the devices") from error
+    return open_device(name)
 
 
 def open_device(device: str | torch.device) -> torch.device:
     """Return a device of torch, or the best one for "auto"; raise ConfigError if this machine does not have it."""
+    if str(device) == "auto":
+        return resolve_device(device)
     try:
-        return resolve_device(device) if str(device) == "auto" else torch.empty(0, device=device).device
+        return torch.empty(0, device=device).device
     except (RuntimeError, AssertionError) as error:
         raise ConfigError(f"this machine has no device {device}", hint="vitkit doctor lists the devices") from error
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from vitkit.core.errors import DataError, InputError, summarize
 from vitkit.core.files import name_of_text, read_bytes
-from vitkit.data.dataset import UNLABELED, ConcatSource, ImageSource, StoredImage, hash_image
+from vitkit.data.dataset import UNLABELED, ConcatSource, ImageSource, StoredImage, Subset, hash_image
 from vitkit.data.decode import ImageLike, refuse_url
 from vitkit.data.decode_limits import DEFAULT_LIMITS
 from vitkit.data.layouts.base import NamedSource
@@ -46,29 +46,17 @@ class ImageFiles(NamedSource):
         return os.path.abspath(name_of_text(self.name(index))), 0  # noqa: PTH100 - a million Paths are slow
 
 
-class DatasetImages(ImageSource):
+class DatasetImages(Subset):
     """The images of a dataset without their labels, named by the dataset's path."""
 
     def __init__(self, path: str, source: ImageSource) -> None:
-        self.path, self.source = path.rstrip("/"), source
-        self.layout, self.classes, self.always_readable = source.layout, (), source.always_readable
+        super().__init__(source, range(len(source)))
+        self.path, self.classes = path.rstrip("/"), ()
         self.labels = np.full(len(source), UNLABELED, dtype=np.int64)
 
     def name(self, index: int) -> str:
         """Return the image's name, after the dataset's path if it has one."""
         return f"{self.path}/{self.source.name(index)}" if self.path else self.source.name(index)
-
-    def read(self, index: int) -> StoredImage:
-        """Return the stored image."""
-        return self.source.read(index)
-
-    def locate(self, index: int) -> tuple[str, int] | None:
-        """Return the file of the image and its position there."""
-        return self.source.locate(index)
-
-    def checksum(self, index: int) -> bytes:
-        """Return the checksum of the stored image."""
-        return self.source.checksum(index)
 
 
 @dataclass(eq=False)
@@ -123,11 +111,11 @@ def open_images(images: Sequence[ImageLike]) -> ImageSource:
     sources: list[ImageSource] = []
     for index, image in enumerate(images):
         if not isinstance(image, str | PathLike):
-            sources.append(_hold_image(image, name=f"images[{index}]"))
+            sources.append(_wrap_image(image, name=f"images[{index}]"))
         elif missing[index] and not all(missing):
             sources.append(ImageFiles([os.fspath(image)]))
         else:
-            sources += _open_or_hold(os.fspath(image)) if len(images) > 1 else _open_path(os.fspath(image))
+            sources += _open_or_wrap_error(os.fspath(image)) if len(images) > 1 else _open_path(os.fspath(image))
     if not sources or not sum(map(len, sources)):
         left_out = list_left_out([name for source in sources for name in source.left_out])
         got = left_out[0] if left_out else ", ".join(map(str, images))[:200] or "no path"
@@ -154,7 +142,7 @@ def is_missing_image(image: ImageLike) -> bool:
     return is_image(os.fspath(image)) and not is_pattern(Path(image)) and not Path(image).exists()
 
 
-def _hold_image(image: object, *, name: str) -> MemoryImages:
+def _wrap_image(image: object, *, name: str) -> MemoryImages:
     """Return a source of one image in memory. What can never be an image is the caller's mistake, and raises."""
     if not isinstance(image, bytes | Image.Image | np.ndarray | Tensor):
         expected = "a path, bytes, a Pillow image, or uint8 pixels"
@@ -164,28 +152,28 @@ def _hold_image(image: object, *, name: str) -> MemoryImages:
     if isinstance(image, np.ndarray) and image.ndim == 4:
         raise InputError(f"{name} is a batch", expected="one image, or a list of images", hint="pass list(images)")
     try:
-        return _hold(store_image(image), name=name)  # type: ignore[arg-type]  # not a path
+        return _make_memory_images(store_image(image), name=name)  # type: ignore[arg-type]  # not a path
     except DataError as error:
-        return _hold(error, name=name)
+        return _make_memory_images(error, name=name)
 
 
-def _hold(image: StoredImage | DataError, *, name: str) -> MemoryImages:
+def _make_memory_images(image: StoredImage | DataError, *, name: str) -> MemoryImages:
     labels = np.full(1, UNLABELED, dtype=np.int64)
     return MemoryImages([image], layout="images in memory", classes=(), labels=labels, names=[name])
 
 
-def _open_or_hold(name: str) -> list[ImageSource]:
+def _open_or_wrap_error(name: str) -> list[ImageSource]:
     """Open a path; a file that cannot be opened becomes an image that cannot be read."""
     try:
         return _open_path(name)
     except DataError as error:
         if not Path(name).is_file():
             raise
-        return [_hold_damaged(name, error)]
+        return [_wrap_error(name, error)]
 
 
-def _hold_damaged(name: str, error: DataError) -> MemoryImages:
-    return _hold(DataError(error.message.removeprefix(f"{name} ")), name=name)
+def _wrap_error(name: str, error: DataError) -> MemoryImages:
+    return _make_memory_images(DataError(error.message.removeprefix(f"{name} ")), name=name)
 
 
 def _open_path(name: str) -> list[ImageSource]:
@@ -213,7 +201,7 @@ def _open_directory(name: str) -> list[ImageSource]:
     others = [prefix + file for file in names["other"]] + [name for name in tables if name not in with_images]
     images.left_out = tuple(others) if any(names.values()) else (prefix,)
     sources, errors = _open_archives(tars, with_images)
-    return [images, *sources, *(_hold_damaged(name, error) for name, error in errors.items())]
+    return [images, *sources, *(_wrap_error(name, error) for name, error in errors.items())]
 
 
 def _open_matching_archives(name: str) -> list[ImageSource]:
@@ -221,7 +209,7 @@ def _open_matching_archives(name: str) -> list[ImageSource]:
     sources, errors = _open_archives(_shards(name, TAR), _shards(name, PARQUET))
     if errors and not any(map(len, sources)):
         raise next(iter(errors.values()))
-    return [*sources, *(_hold_damaged(name, error) for name, error in errors.items())]
+    return [*sources, *(_wrap_error(name, error) for name, error in errors.items())]
 
 
 def _open_archives(tars: dict[str, Path], tables: dict[str, Path]) -> tuple[list[ImageSource], dict[str, DataError]]:

@@ -24,7 +24,7 @@ from vitkit.core.errors import ConfigError, DataError, WeightsError, did_you_mea
 from vitkit.core.files import atomic_write, sha256, write_json
 from vitkit.data.dataset import ImageSource, fingerprint_source
 from vitkit.data.layouts.shards import import_pyarrow
-from vitkit.inference.predictions import ImagePrediction, Prediction
+from vitkit.inference.predictions import ImagePrediction, Prediction, count_images
 from vitkit.typing import ModelSource
 from vitkit.weights.artifact import CHECKSUMS, CONFIG, PREPROCESSING
 from vitkit.weights.load import WEIGHT_FILES, load_bundle, resolve_source
@@ -110,9 +110,9 @@ class PredictionFile:
                 self._write_jsonl(temporary)
             else:
                 self._write_parquet(temporary)
-            metadata = {"model": model, **self._count_images(), "request": self.request}
+            metadata = {"model": model, **count_images(map(_from_json, self._rows())), "request": self.request}
             metadata |= {"fingerprints": self.fingerprints, **(engine or {})}
-            # Metadata first: a table without it counts as somebody else's file.
+            # Metadata first: a table without it is taken for a file of another program.
             write_json(self.metadata_path, metadata)
         self.file.close()
         self.partial_path.unlink(missing_ok=True)
@@ -153,14 +153,6 @@ class PredictionFile:
             self.file.write(_json_line({"request": self.request, "fingerprints": self.fingerprints}))
             self.file.flush()
         return count
-
-    def _count_images(self) -> dict[str, Any]:
-        images, bad = 0, []
-        for row in self._rows():
-            images += 1
-            if "error" in row:
-                bad.append({"file": row["file"], "reason": row["error"]})
-        return {"images": images, "bad": bad}
 
     def _rows(self) -> Iterator[dict[str, Any]]:
         self.file.seek(0)

@@ -20,8 +20,7 @@ from vitkit.inference.predictions import ImagePrediction, Prediction, Prediction
 from vitkit.inference.select import select_engine
 from vitkit.inference.top_classes import top_classes
 from vitkit.typing import DataSource, ModelSource
-from vitkit.weights.load import load
-from vitkit.zoo.registry import Model
+from vitkit.weights.load import open_model
 
 NOT_FINITE = "the output is not finite: the weights are damaged, or exceed the range of this precision"
 CHANGED = "could not be read, but can be now: the file changed meanwhile"
@@ -81,7 +80,7 @@ class Predictor:
         self.precision = check_precision(precision)
         self.device, self.batch_size, self.merge = resolve_device(str(device)), batch_size, merge
         # Engines have copies in evaluation mode, so the model of a caller is neither moved nor changed.
-        self.model = source if isinstance(source, Model) else load(source, device=self.device)
+        self.model = open_model(source, device=self.device)
         self.engine, self.fallback_reason = select_engine(
             self.model, precision=precision, device=self.device, merge=merge
         )

@@ -87,7 +87,7 @@ def build_native_if_needed(
 
 
 def native_build_obstacle() -> str | None:
-    """Return why the native engine cannot be compiled, as far as can be told without trying; None if it can."""
+    """Return why the native engine cannot be compiled, as far as is known without trying; None if it can."""
     try:
         compiler = find_compiler()
     except BUILD_ERRORS as error:

@@ -159,11 +159,6 @@ class _StateAdapter:
         if self.labels and (got := f"{len(self.labels.old)} and {len(self.labels.new)} labels") != classes:
             raise WeightsError("the number of labels is not that of the models", expected=classes, got=got)
 
-    @property
-    def grid_changes(self) -> bool:
-        """Whether both models have a grid of patches and the grids differ."""
-        return isinstance(self.old, ViTConfig) and isinstance(self.new, ViTConfig) and self.old.grid != self.new.grid
-
     def adapt(self, name: str, shape: torch.Size) -> Tensor:
         """Return the new model's tensor of this name."""
         if name.startswith(HEAD) and self.head_is_new:
@@ -269,7 +264,7 @@ class _StateAdapter:
                 yield f"{key}: {before} → {after}, which can change logits"
 
     def _describe_positions(self, old: ViTConfig, new: ViTConfig) -> Iterator[str]:
-        if self.grid_changes:
+        if old.grid != new.grid:
             subject = {"none": "patches", "rotary": "rotary positions"}.get(new.positions.kind, "position embeddings")
             computed = ", recomputed" if new.positions.kind in ("rotary", "sincos_2d") else ""
             yield f"{subject}: grid {format_size(old.grid)} → {format_size(new.grid)}{computed}"

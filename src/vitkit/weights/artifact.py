@@ -6,14 +6,12 @@ checksum does not match. If timm can compute the model, the weights have timm's 
 that timm and transformers load the directory too; vitkit's configuration is under the key "vitkit".
 """
 
-import json
 import math
 import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import jinja2
 import safetensors
@@ -29,8 +27,7 @@ from vitkit.model.config import BiTConfig, ViTConfig
 from vitkit.weights.bundle import ModelBundle, reference_logits
 from vitkit.weights.formats.timm import TIMM
 from vitkit.weights.formats.timm.config import describe_preprocessing, make_timm_config
-from vitkit.weights.io.checks import MAX_JSON_BYTES, check_config_limits, open_file, read_json_value
-from vitkit.weights.io.checks import read_json as read_checked_json
+from vitkit.weights.io.checks import MAX_JSON_BYTES, check_config_limits, open_file, read_json, read_json_value
 from vitkit.weights.io.readers import check_header
 from vitkit.weights.io.writers import save_safetensors
 from vitkit.weights.rules import IDENTITY, Rule, apply_rules, invert_rules
@@ -88,7 +85,7 @@ def write_artifact(path: Path | str, bundle: ModelBundle) -> None:
 def timm_config_json(bundle: ModelBundle) -> tuple[dict[str, object], str | None]:
     """Return the part of config.json that timm and transformers read, and the reason why timm cannot compute the model.
 
-    Without an architecture, neither library takes the directory for one of theirs.
+    Without an architecture, neither library loads the directory.
     """
     config = bundle.config
     labels: dict[str, object] = {"label_names": list(bundle.labels)}
@@ -184,7 +181,7 @@ def is_artifact(path: Path | str) -> bool:
     if not (path / CONFIG).is_file():
         return False
     try:
-        config = read_checked_json(path / CONFIG)
+        config = read_json(path / CONFIG)
     except WeightsError:  # reported when the file is read
         return False
     return "vitkit" in config or config.get("format") == "vitkit"
@@ -203,13 +200,13 @@ def read_artifact(path: Path | str) -> ModelBundle:
     _check_version(path)
     check_checksums(path, FILES)
     try:
-        description = read_checked_json(path / CONFIG)["vitkit"]
+        description = read_json(path / CONFIG)["vitkit"]
         kind, name, names = (str(description[key]) for key in ("kind", "name", "names"))
         fields = description["model"]
         check_config_limits(fields, where=path / CONFIG)
         config: ModelConfig = from_mapping(KINDS[kind], fields, where=f"{path / CONFIG}: model.")
         labels = read_labels(path / LABELS, num_classes=config.num_classes)
-        preprocessor = read_checked_json(path / PREPROCESSING)
+        preprocessor = read_json(path / PREPROCESSING)
         check_config_limits(preprocessor, where=path / PREPROCESSING)
         preprocessing = Preprocessing.from_hub(preprocessor)
     except WeightsError:
@@ -223,7 +220,7 @@ def read_artifact(path: Path | str) -> ModelBundle:
 def _check_version(path: Path) -> None:
     """Raise an error if the artifact has another format version."""
     try:
-        config = read_checked_json(path / CONFIG)
+        config = read_json(path / CONFIG)
     except WeightsError:  # the checksums name the damaged file
         return
     description = config.get("vitkit", config)  # at the top level in version 1
@@ -277,8 +274,7 @@ def read_labels(path: Path, *, num_classes: int) -> tuple[str, ...]:
 def read_reference_logits(path: Path | str) -> list[float] | None:
     """Read the reference logits saved with an artifact; None if they were not finite."""
     file = Path(path) / REFERENCE
-    content = read_json(file)
-    logits = content.get("logits") if isinstance(content, Mapping) else None
+    logits = read_json(file).get("logits")
     if logits is None:
         return None
     if not isinstance(logits, list) or not all(type(value) in (int, float) for value in logits):
@@ -327,14 +323,6 @@ def check_layout(path: Path) -> None:
         raise WeightsError(f"{path}: damaged: {summarize(error)}") from error
 
 
-def read_json(path: Path) -> Any:
-    """Read a JSON file."""
-    try:
-        return json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError) as error:
-        raise WeightsError(f"{path}: not a JSON file: {error}") from error
-
-
 def write_checksums(path: Path, names: Sequence[str]) -> None:
     """Write the checksums of files, after all of them: their presence means that the files are complete."""
     write_json(path / CHECKSUMS, {name: sha256(path / name) for name in names})
@@ -342,11 +330,7 @@ def write_checksums(path: Path, names: Sequence[str]) -> None:
 
 def check_checksums(path: Path, names: Sequence[str]) -> None:
     """Raise an error if a file is missing or damaged, or its checksum does not match."""
-    if (path / CHECKSUMS).is_file():
-        check_size(path / CHECKSUMS)
     recorded = read_json(path / CHECKSUMS)
-    if not isinstance(recorded, Mapping):
-        raise WeightsError(f"{path / CHECKSUMS}: not a mapping of checksums")
     for name in names:
         try:
             if (name == WEIGHTS or name.endswith(".json")) and (path / name).is_file():

@@ -23,13 +23,7 @@ from vitkit.model.config import ViTConfig
 from vitkit.typing import ModelSource
 from vitkit.weights import artifact as artifact_io
 from vitkit.weights.adapt_bundle import AdaptRequest, adapt_bundle
-from vitkit.weights.bundle import (
-    ModelBundle,
-    affects_logits,
-    diff_settings,
-    format_change,
-    reference_logits,
-)
+from vitkit.weights.bundle import ModelBundle, affects_logits, diff_settings, format_change, reference_logits
 from vitkit.weights.describe import describe_preprocessing, equal_values, load_described
 from vitkit.weights.formats.base import Format
 from vitkit.weights.formats.registry import FORMATS
@@ -180,7 +174,7 @@ def write_format(target: Format | None, out: Path | str, bundle: ModelBundle) ->
     if reason := target.unsupported_reason(bundle.config):
         message = f"{target.title} cannot represent this model: {reason}"
         raise WeightsError(message, hint=_suggest_formats(target, bundle.config))
-    if out.is_dir():  # an artifact that is overwritten is one no more
+    if out.is_dir():  # what is overwritten is no longer an artifact
         for name in (artifact_io.CHECKSUMS, artifact_io.REFERENCE, artifact_io.LABELS):
             (out / name).unlink(missing_ok=True)
     tensors = ConvertedTensors(target.rules(bundle.config, None), bundle.state)
@@ -317,6 +311,8 @@ def check_output(
             )
         if not overwrite and (out.is_file() or any(out.iterdir())):
             raise WeightsError(f"{out} already exists", hint="--force (overwrite=True) replaces it")
+    elif as_directory and out.is_symlink():
+        raise WeightsError(f"{out}: a broken link", hint="choose another output path")
     if as_directory and out.suffix in (*SUFFIXES, ".ckpt"):
         message = f"{out}: the output is a directory, with configuration and preprocessing beside the weights"
         raise WeightsError(message, hint=f"name it {out.with_suffix('')}")
@@ -324,7 +320,7 @@ def check_output(
 
 def write_output(out: Path, write: Callable[[Path], None], *, as_directory: bool) -> None:
     """Write to a new path atomically; the files of an existing directory are replaced one by one."""
-    if as_directory and not (out.exists() or out.is_symlink()):
+    if as_directory and not out.exists():
         commit_directory(out, write)
     else:
         write(out)

@@ -150,8 +150,8 @@ def _fetch_repository(hub: ModuleType, name: HubName, cache: Path, *, local: boo
 def _fetch_file(hub: ModuleType, name: HubName, file: str, cache: Path, *, local: bool) -> Path:
     """Return one file of a repository.
 
-    hf_hub_download retries an unreachable network for half a minute before it looks into the cache, snapshot_download
-    tries once. So the snapshot comes first, and hf_hub_download only reports why the file is not in it.
+    hf_hub_download retries an unreachable network for half a minute before it reads the cache, snapshot_download tries
+    once. So the snapshot is tried first, and hf_hub_download only reports why the file is not in it.
     """
     snapshot = partial(hub.snapshot_download, name.repository, revision=name.revision, allow_patterns=[file])
     is_local = local or not _announce_download(hub, name, cache)

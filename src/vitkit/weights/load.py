@@ -354,6 +354,14 @@ def load(
     return load_bundle(source, format=format).build_model(keep_dtype=True).to(device=device, dtype=dtype)
 
 
+def open_model(source: ModelSource, *, device: str | torch.device = "cpu") -> Model:
+    """Return a model in memory itself, with a name, labels and preprocessing if it has none; load any other source."""
+    if not isinstance(source, Model):
+        return load(source, device=device)
+    set_defaults(source)
+    return source
+
+
 def load_bundle(source: ModelSource, *, format: str | None = None) -> ModelBundle:  # noqa: A002
     """Load weights with their configuration, preprocessing and labels, for the image size their origin evaluates at.
 

@@ -21,8 +21,7 @@ from vitkit.typing import ModelSource
 from vitkit.weights import artifact as artifact_io
 from vitkit.weights.artifact import check_size, read_tensors
 from vitkit.weights.bundle import ModelBundle, load_state
-from vitkit.weights.io.checks import check_config_limits
-from vitkit.weights.io.checks import read_json as read_checked_json
+from vitkit.weights.io.checks import check_config_limits, read_json
 from vitkit.weights.io.readers import open_tensors
 from vitkit.weights.io.writers import save_safetensors
 from vitkit.weights.load import identify, load_bundle, resolve_source
@@ -62,8 +61,7 @@ def write_pretraining(path: Path | str, wrapper: PretrainingWrapper) -> None:
     """Write a wrapper into the directory of an artifact; the description last, with the checksum of the weights."""
     path = Path(path)
     (path / DESCRIPTION).unlink(missing_ok=True)
-    state = {name: tensor.detach().cpu().contiguous() for name, tensor in wrapper.state.items()}
-    save_safetensors(path / WEIGHTS, state, {"format": "pt"})
+    save_safetensors(path / WEIGHTS, wrapper.state, {"format": "pt"})
     kind = next(kind for kind, cls in KINDS.items() if isinstance(wrapper.settings, cls))
     description = {"version": FORMAT_VERSION, "objective": kind, "settings": to_mapping(wrapper.settings)}
     write_json(path / DESCRIPTION, description | {"sha256": sha256(path / WEIGHTS)})
@@ -81,7 +79,7 @@ def read_pretraining(path: Path | str) -> PretrainingWrapper:
         hint = "name the directory of a self-supervised run"
         raise WeightsError(f"{path}: no pre-training weights", expected=f"{DESCRIPTION} beside the model", hint=hint)
     file = path / DESCRIPTION
-    description = read_checked_json(file)
+    description = read_json(file)
     try:
         version, kind, values, checksum = (description[key] for key in ("version", "objective", "settings", "sha256"))
         if version != FORMAT_VERSION:

@@ -223,13 +223,13 @@ def build_timm_model(timm: Any, weights: IdentifiedWeights, tensors: TensorFile)
             raise WeightsError(f"it has no such model: {reason}")
         path = tensors.path
         model.load_pretrained(str(next(path.glob("*.npz")) if path.is_dir() else path))
-        return _eval_mode(model)
+        return model.float().eval()
     module = importlib.import_module(timm.models.model_entrypoint(architecture).__module__)
     state = dict(tensors)
     if hasattr(module, "checkpoint_filter_fn"):
         state = module.checkpoint_filter_fn(state, model)
     model.load_state_dict(state, strict=True)
-    return _eval_mode(model)
+    return model.float().eval()
 
 
 def timm_create_args(timm_json: Mapping[str, Any], *, num_classes: int) -> tuple[str, dict[str, Any]]:
@@ -263,7 +263,7 @@ def build_transformers_model(transformers: Any, weights: IdentifiedWeights, tens
     )
     if loading_info["missing_keys"] and config.num_classes:
         raise WeightsError(f"it misses {min(loading_info['missing_keys'])}")
-    model, key = _eval_mode(model), transformers_output(config)
+    model, key = model.float().eval(), transformers_output(config)
 
     def forward(pixels: Tensor) -> Tensor:
         output: Any = model(pixels)
@@ -287,10 +287,6 @@ def build_torchvision_model(torchvision: Any, weights: IdentifiedWeights, tensor
         representation_size=config.head.pre_logits,
     )
     model.load_state_dict(dict(tensors), strict=True)
-    return _eval_mode(model)
-
-
-def _eval_mode(model: torch.nn.Module) -> Forward:
     return model.float().eval()
 
 

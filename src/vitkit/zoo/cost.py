@@ -1,7 +1,7 @@
 """Compute and memory cost of models and of training runs, and the comparison with Table 6 of the paper."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from vitkit.core.config import format_settings
@@ -235,10 +235,6 @@ class Table6(Result):
     """
 
     rows: tuple[Table6Row, ...]
-
-    def to_dict(self) -> dict[str, object]:
-        """Return what `vitkit cost --table6 --json` prints."""
-        return {"rows": [asdict(row) for row in self.rows]}
 
 
 def count_table6() -> Table6:

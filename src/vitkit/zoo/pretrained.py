@@ -157,12 +157,12 @@ def _file(model: str) -> str:
 
 
 def _pre_logits(model: str) -> dict[str, object]:
-    """Add the hidden layer of the pre-training head, as wide as the model."""
+    """Return the settings of the pre-training head, whose hidden layer is as wide as the model."""
     return {"head.pre_logits": find_variant(model).config.width}
 
 
 def _original_21k(model: str) -> PretrainedWeights:
-    """Pre-trained on ImageNet-21k, with the pre-logits layer that fine-tuning removes and a zero classifier."""
+    """Return weights of ImageNet-21k: with the pre-logits layer, which fine-tuning removes, and a zero classifier."""
     row = _google(f"imagenet21k/{_file(model)}", model, num_classes=IMAGENET_21K)
     return replace(row, settings=_pre_logits(model))
 
@@ -170,7 +170,7 @@ def _original_21k(model: str) -> PretrainedWeights:
 def _augreg(
     model: str, data: str, run: str, rate: str, sizes: tuple[int, ...], *, pretrained: bool = False
 ) -> list[PretrainedWeights]:
-    """Fine-tuned at each of the sizes, after the pre-trained weights themselves if `pretrained`."""
+    """Return weights fine-tuned at each of the sizes, and with `pretrained` those before fine-tuning first."""
     path = f"augreg/{model.translate(_SEPARATORS)}-{data}-300ep-lr_0.001-{run}"
     tuned = [_google(f"{path}--imagenet2012-steps_20k-lr_{rate}-res_{size}", model, image_size=size) for size in sizes]
     return [*([_google(path, model, num_classes=IMAGENET_21K)] if pretrained else []), *tuned]
@@ -219,7 +219,7 @@ _GOOGLE = (
 
 
 def _timm(name: str, top1: float | None = None) -> PretrainedWeights:
-    """Model, image size and number of classes follow from the architecture and the tag of a timm name."""
+    """Return the weights of a timm name; architecture and tag give model, image size and number of classes."""
     architecture, _, tag = name.partition(".")
     variant, image_size = find_variant(architecture), parse_image_size(architecture)
     num_classes = 0 if tag == "orig_in21k" else IMAGENET_21K if tag.endswith("in21k") else 1000
@@ -277,7 +277,7 @@ _DINOV2_MODELS = {"small": "S/16", "base": "B/16", "large": "L/16", "giant": "H/
 
 
 def _dinov2(size: str, *, registers: bool) -> tuple[PretrainedWeights, ...]:
-    """Repository on the hub and Meta's file: positions for 518 pixels, evaluated at 224."""
+    """Return the repository on the hub and Meta's file: positions for 518 pixels, evaluated at 224."""
     model, letter, sizes = _DINOV2_MODELS[size], size[0], _GIANT if size == "giant" else {"patch_size": 14}
     settings = sizes | {"block.layer_scale": 1.0} | ({"tokens.registers": 4} if registers else {})
     hub = f"hub:facebook/dinov2-{'with-registers-' if registers else ''}{size}"
@@ -291,14 +291,14 @@ def _dinov2(size: str, *, registers: bool) -> tuple[PretrainedWeights, ...]:
 
 
 def _dinov3(file: str, model: str, *, origin: str = "dinov3") -> PretrainedWeights:
-    """Meta's file, available after registration; rotary positions fit any image size."""
+    """Return Meta's file, available after registration; rotary positions fit any image size."""
     settings = {"positions.kind": "rotary", "tokens.registers": 4, "block.layer_scale": 1.0}
     source = f"https://dinov3.llamameta.net/{file.partition('_pretrain')[0]}/{file}"
     return PretrainedWeights(source, model, "dinov3", origin, num_classes=0, settings=settings)
 
 
 def _deit(name: str, digest: str, model: str, top1: float) -> tuple[PretrainedWeights, ...]:
-    """Repository on the hub, where a DeiT without distillation token is a ViT, and Facebook's file."""
+    """Return the repository on the hub, where a DeiT without distillation token is a ViT, and Facebook's file."""
     distilled, image_size = "distilled" in name, int(name[-3:])
     settings = {"tokens.distillation": True} if distilled else {}
     file = f"https://dl.fbaipublicfiles.com/deit/deit_{name.replace('-', '_')}-{digest}.pth"
@@ -320,7 +320,7 @@ def _mae(size: str, model: str, top1: float) -> tuple[PretrainedWeights, ...]:
 
 
 def _google_hub(name: str) -> PretrainedWeights:
-    """Google's ViTs on the hub. Those of ImageNet-21k have no classifier, and their pooler is the pre-logits layer."""
+    """Return a ViT of Google's. Those of ImageNet-21k have no classifier; their pooler is the pre-logits layer."""
     model, image_size = find_variant(f"google/{name}").name, parse_image_size(name)
     row = PretrainedWeights(f"hub:google/{name}", model, _VIT, "huggingface", image_size=image_size)
     return replace(row, num_classes=0, settings=_pre_logits(model)) if name.endswith("-in21k") else row
@@ -366,7 +366,7 @@ def _torchvision(file: str, model: str, top1: float, *, crop_fraction: float | N
 
 
 def _swag(file: str, model: str, top1: float, *, image_size: int = 224) -> PretrainedWeights:
-    """Pre-trained on Instagram hashtags; evaluated without a crop margin."""
+    """Return weights pre-trained on Instagram hashtags, which are evaluated without a crop margin."""
     row = _torchvision(file, model, top1, crop_fraction=1.0)
     return replace(row, image_size=image_size, interpolation="bicubic")
 

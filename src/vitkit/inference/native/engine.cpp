@@ -129,8 +129,9 @@ class CallContext {
         const size_t classes = model_.sizes.num_classes;
         parallel_gemm(slice, model_.head, head_input->rows(), logits_.output(Epilogue::store), batch);
         slice.wait();
-        forward.for_each_row(batch,
-                             [&](size_t row) { std::memcpy(logits + row * classes, logits_.row(row), classes * 4); });
+        forward.for_each_row(batch, [&](size_t row) {
+            std::memcpy(logits + row * classes, logits_.row(row), classes * sizeof(float));
+        });
     }
 
     const Model<Format>& model_;

@@ -169,8 +169,8 @@ struct Int8 : Layout<Int, sizeof(Word) / sizeof(Code), 1, false> {
         if (vector_end) {
             Vec low = load(from), high = low, sums = low;
             for (size_t i = lanes; i < vector_end; i += lanes) {
-                const Vec load_padded = load(from + i);
-                low = vec_min(low, load_padded), high = vec_max(high, load_padded), sums += load_padded;
+                const Vec values = load(from + i);
+                low = vec_min(low, values), high = vec_max(high, values), sums += values;
             }
             offset = reduce_min(low), maximum = reduce_max(high), total = reduce_add(sums);
         }

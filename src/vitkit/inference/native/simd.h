@@ -34,6 +34,7 @@ constexpr int lanes = 4;
 
 typedef float Vec __attribute__((vector_size(4 * lanes)));
 typedef int32_t Int __attribute__((vector_size(4 * lanes)));
+
 // Flush denormals to zero in this thread while in scope. Denormal pixels, which an untrusted client may send, would make
 // products ten times slower.
 class FlushDenormals {

@@ -30,9 +30,9 @@ inline void cpu_pause() {
 // Spin until `predicate` holds, yielding after a while.
 template <class Predicate>
 void spin_until(Predicate predicate) {
-    for (int caller_mutex = 0; !predicate(); caller_mutex++) {
+    for (int spins = 0; !predicate(); spins++) {
         cpu_pause();
-        if (caller_mutex > 512) std::this_thread::yield();
+        if (spins > 512) std::this_thread::yield();
     }
 }
 
@@ -77,7 +77,7 @@ class ThreadPool {
     // Held by the caller that uses the worker threads and their buffers.
     std::mutex& caller_mutex() { return caller_mutex_; }
 
-    // Held while buffers are allocated and during a fork, so that a child never sees a half-made allocation.
+    // Held while buffers are allocated and during a fork, so that a child never sees an incomplete allocation.
     std::mutex& fork_mutex() { return fork_mutex_; }
 
     // Run `job(0…threads - 1)`, index 0 on the calling thread. With several threads the caller must hold caller_mutex().
@@ -106,8 +106,7 @@ class ThreadPool {
 
     void worker_loop(int index, unsigned last_round) {
         while (true) {
-            for (int caller_mutex = 0; caller_mutex < 4000 && round_.load(std::memory_order_acquire) == last_round;
-                 caller_mutex++)
+            for (int spins = 0; spins < 4000 && round_.load(std::memory_order_acquire) == last_round; spins++)
                 cpu_pause();
             if (round_.load(std::memory_order_acquire) == last_round) {
                 std::unique_lock<std::mutex> lock(mutex_);

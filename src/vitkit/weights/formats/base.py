@@ -1,6 +1,7 @@
 """Description of a weight format, and helpers that the formats share."""
 
 import math
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -88,6 +89,12 @@ def get_shape(shapes: Shapes, name: str, *, axes: int) -> tuple[int, ...]:
 def count_outputs(shapes: Shapes, weight: str, *, axis: int = 0) -> int | None:
     """Return the number of outputs of a dense layer, None if it does not exist."""
     return get_shape(shapes, weight, axes=2)[axis] if weight in shapes else None
+
+
+def count_blocks(shapes: Shapes, prefix: str) -> int:
+    """Count the blocks, whose names have a prefix and a number; the numbers may be arbitrary."""
+    pattern = re.compile(re.escape(prefix) + r"(\d+)\.")
+    return len({match[1] for name in shapes if (match := pattern.match(name))})
 
 
 @contextmanager

@@ -19,16 +19,7 @@ from vitkit.model.config import BackboneConfig, HeadConfig, PositionConfig, Toke
 from vitkit.model.positions import sincos_values
 from vitkit.weights.formats import base
 from vitkit.weights.formats.base import FileMetadata, Format, count_outputs, get_shape, simplify_size
-from vitkit.weights.rules import (
-    IDENTITY,
-    Conversion,
-    Rule,
-    Shapes,
-    concatenate,
-    rearrange_axes,
-    rename,
-    stack_layers,
-)
+from vitkit.weights.rules import IDENTITY, Conversion, Rule, Shapes, concatenate, rearrange_axes, rename, stack_layers
 from vitkit.zoo.variants import ModelConfig
 
 PREFIXES = ("", "params/", "params/img/", "opt/target/")
@@ -118,18 +109,18 @@ def infer_config(shapes: Shapes, metadata: FileMetadata) -> ViTConfig:
     naming = detect_naming(shapes)
     if naming is None:
         raise WeightsError("the file has no Vision Transformer of Google's", expected="embedding/kernel and blocks")
-    at = naming.prefix
-    height, width, channels, hidden = get_shape(shapes, f"{at}embedding/kernel", axes=4)
-    backbone, has_class_token = None, f"{at}cls" in shapes
-    if f"{at}conv_root/kernel" in shapes:
-        root = get_shape(shapes, f"{at}conv_root/kernel", axes=4)
-        units = count_units(shapes, pattern=re.escape(at) + r"block([0-9])/unit([0-9]{1,2})/")
+    prefix = naming.prefix
+    height, width, channels, hidden = get_shape(shapes, f"{prefix}embedding/kernel", axes=4)
+    backbone, has_class_token = None, f"{prefix}cls" in shapes
+    if f"{prefix}conv_root/kernel" in shapes:
+        root = get_shape(shapes, f"{prefix}conv_root/kernel", axes=4)
+        units = count_units(shapes, pattern=re.escape(prefix) + r"block([0-9])/unit([0-9]{1,2})/")
         backbone, channels = BackboneConfig(units=units, root_width=root[3]), root[2]
     stride = backbone.stride if backbone else 1
     cell = (height * stride, width * stride)
     image_size, positions = infer_positions(shapes, naming, metadata, cell=cell, has_class_token=has_class_token)
     pooling: Literal["class", "mean", "map"] = "class" if has_class_token else "mean"
-    if f"{at}{naming.pooling}probe" in shapes:
+    if f"{prefix}{naming.pooling}probe" in shapes:
         pooling = "map"
     layer_axes = int(naming.stacked)
     query = get_shape(shapes, f"{naming.block(0)}{naming.attention}/query/kernel", axes=layer_axes + 3)
@@ -144,12 +135,12 @@ def infer_config(shapes: Shapes, metadata: FileMetadata) -> ViTConfig:
         depth=count_layers(shapes, naming),
         heads=query[-2],
         mlp_dim=mlp[-1],
-        num_classes=count_outputs(shapes, f"{at}head/kernel", axis=1) or 0,
+        num_classes=count_outputs(shapes, f"{prefix}head/kernel", axis=1) or 0,
         pooling=pooling,
         backbone=backbone,
         positions=positions,
         tokens=TokenConfig(class_token=True if has_class_token and pooling != "class" else None),
-        head=HeadConfig(pre_logits=count_outputs(shapes, f"{at}pre_logits/kernel", axis=1)),
+        head=HeadConfig(pre_logits=count_outputs(shapes, f"{prefix}pre_logits/kernel", axis=1)),
     )
 
 
@@ -229,18 +220,18 @@ def count_layers(shapes: Shapes, naming: GoogleNames) -> int:
 def make_rules(config: ModelConfig, shapes: Shapes | None, *, default: GoogleNames) -> list[Rule]:
     """Make the rules of a model with the names of a file or, without one, with `default`."""
     config, naming = base.require_vit(config), (detect_naming(shapes) if shapes else None) or default
-    at, blocks = naming.prefix, [block_rules(config, naming, layer) for layer in range(config.depth)]
+    prefix, blocks = naming.prefix, [block_rules(config, naming, layer) for layer in range(config.depth)]
     in_order = map(stack_layers, zip(*blocks, strict=True)) if naming.stacked else chain.from_iterable(blocks)
     return [
-        *(backbone_rules(config.backbone, at, shapes) if config.backbone else ()),
-        *dense("patch_embed.proj", f"{at}embedding", kernel=CONVOLUTION),
-        *([rename("cls_token", f"{at}cls")] if config.class_tokens else ()),
-        *position_rules(config, at + naming.positions, shapes),
+        *(backbone_rules(config.backbone, prefix, shapes) if config.backbone else ()),
+        *dense("patch_embed.proj", f"{prefix}embedding", kernel=CONVOLUTION),
+        *([rename("cls_token", f"{prefix}cls")] if config.class_tokens else ()),
+        *position_rules(config, prefix + naming.positions, shapes),
         *in_order,
-        *norm("norm", f"{at}Transformer/encoder_norm"),
+        *norm("norm", f"{prefix}Transformer/encoder_norm"),
         *(pooling_rules(config, naming) if config.pooling == "map" else ()),
-        *(dense("pre_logits.fc", f"{at}pre_logits") if config.head.pre_logits else ()),
-        *(dense("head", f"{at}head") if config.num_classes else ()),
+        *(dense("pre_logits.fc", f"{prefix}pre_logits") if config.head.pre_logits else ()),
+        *(dense("head", f"{prefix}head") if config.num_classes else ()),
     ]
 
 
@@ -261,16 +252,16 @@ def block_rules(config: ViTConfig, naming: GoogleNames, layer: int) -> list[Rule
 
 def pooling_rules(config: ViTConfig, naming: GoogleNames) -> list[Rule]:
     """Make the rules of the attention pooling head."""
-    at = naming.prefix + naming.pooling
-    attention = f"{at}MultiHeadDotProductAttention_0"
+    pooling = naming.prefix + naming.pooling
+    attention = f"{pooling}MultiHeadDotProductAttention_0"
     return [
-        rename("attn_pool.latent", f"{at}probe"),
+        rename("attn_pool.latent", f"{pooling}probe"),
         *projections("attn_pool.q", [f"{attention}/query"], heads=config.heads),
         *projections("attn_pool.kv", [f"{attention}/key", f"{attention}/value"], heads=config.heads),
         *head_projection("attn_pool.proj", f"{attention}/out", heads=config.heads),
-        *norm("attn_pool.norm", f"{at}LayerNorm_0"),
-        *dense("attn_pool.mlp.fc1", f"{at}MlpBlock_0/Dense_0"),
-        *dense("attn_pool.mlp.fc2", f"{at}MlpBlock_0/Dense_1"),
+        *norm("attn_pool.norm", f"{pooling}LayerNorm_0"),
+        *dense("attn_pool.mlp.fc1", f"{pooling}MlpBlock_0/Dense_0"),
+        *dense("attn_pool.mlp.fc2", f"{pooling}MlpBlock_0/Dense_1"),
     ]
 
 
@@ -282,11 +273,11 @@ def backbone_rules(backbone: BackboneConfig, prefix: str, shapes: Shapes | None)
         leaves = (f"{theirs}gn{suffix}/scale", f"{theirs}gn{suffix}/bias")
         yield from group_norm(f"{ours}norm{number}", leaves, shapes=shapes, flat=False)
 
-    at = "patch_embed.backbone."
-    yield from convolution_and_norm(f"{at}stem.", prefix, "", "_root")
+    root = "patch_embed.backbone."
+    yield from convolution_and_norm(f"{root}stem.", prefix, "", "_root")
     for stage, units in enumerate(backbone.units):
         for unit in range(units):
-            ours, theirs = f"{at}stages.{stage}.blocks.{unit}.", f"{prefix}block{stage + 1}/unit{unit + 1}/"
+            ours, theirs = f"{root}stages.{stage}.blocks.{unit}.", f"{prefix}block{stage + 1}/unit{unit + 1}/"
             for number in "123":
                 yield from convolution_and_norm(ours, theirs, number, number)
             if unit == 0:  # it changes the width, so its shortcut is a projection
@@ -351,7 +342,7 @@ def unsupported_reason(config: ModelConfig, *, paper: bool) -> str | None:
         "a ResNet with timm's numerics": backbone is not None and backbone.origin != "google",
         "a small root": backbone is not None and backbone.root != "standard",
         "a class token that pooling does not read": config.class_tokens > 0 and config.pooling != "class",
-        "no positions, because their table tells the image size": config.positions.kind == "none",
+        "no positions, because their table determines the image size": config.positions.kind == "none",
         "a LayerNorm eps other than 1e-6": config.block.norm_eps != 1e-6,
         f"more than {MAX_LAYERS} layers": config.depth > MAX_LAYERS,
     }

@@ -135,7 +135,7 @@ def matches(family: ModelFamily, shapes: Shapes, metadata: FileMetadata) -> bool
     """Return whether a file belongs to this family, by its names and config.json."""
     naming = detect_naming(family, shapes)
     required = {f"{naming.embeddings}{part}" for part in ("cls_token", "position_embeddings")}
-    if not required <= shapes.keys() or not count_blocks(naming, shapes):
+    if not required <= shapes.keys() or not base.count_blocks(shapes, naming.layers):
         return False
     signs = (
         ("dinov2", any(name.endswith(".layer_scale1.lambda1") for name in shapes)),
@@ -157,12 +157,6 @@ def detect_naming(family: ModelFamily, shapes: Shapes) -> HuggingFaceNames:
 
     schemes = (replace(naming, prefix=prefix) for prefix in family.prefixes for naming in family.schemes)
     return max(schemes, key=count_matches)
-
-
-def count_blocks(naming: HuggingFaceNames, shapes: Shapes) -> int:
-    """Count the blocks; the numbers in names may be arbitrary."""
-    pattern = re.compile(re.escape(naming.layers) + r"(\d+)\.")
-    return len({match[1] for name in shapes if (match := pattern.match(name))})
 
 
 # Rules
@@ -236,7 +230,7 @@ def infer_config(family: ModelFamily, shapes: Shapes, metadata: FileMetadata) ->
         patch_size=patch_size,
         channels=channels,
         width=width,
-        depth=count_blocks(naming, shapes),
+        depth=base.count_blocks(shapes, naming.layers),
         heads=_heads(family, metadata, width=width),
         mlp_dim=get_shape(shapes, f"{block}{last}.weight", axes=2)[1],
         num_classes=get_shape(shapes, classifier, axes=2)[0] if classifier else 0,

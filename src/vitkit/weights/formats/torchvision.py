@@ -5,8 +5,6 @@ written. A file does not store the number of heads: that of torchvision's own mo
 need `num_heads` in a config.json, or the format's name, which stands for heads of width 64.
 """
 
-import re
-
 from vitkit.core.errors import WeightsError
 from vitkit.core.sizes import pair
 from vitkit.model.config import BiTConfig, BlockConfig, HeadConfig, PositionConfig, ViTConfig
@@ -47,7 +45,7 @@ def infer_config(shapes: Shapes, metadata: FileMetadata) -> ViTConfig:
         patch_size=simplify_size(height, across),
         channels=channels,
         width=width,
-        depth=len({match[1] for name in shapes if (match := re.match(rf"{re.escape(BLOCK)}(\d+)\.", name))}),
+        depth=base.count_blocks(shapes, BLOCK),
         heads=heads or HEADS.get(width) or base.default_heads(width, format="torchvision", is_declared=declared),
         mlp_dim=get_shape(shapes, f"{BLOCK}0.{find_mlp_names(shapes)[0]}.weight", axes=2)[0],
         num_classes=count_outputs(shapes, "heads.head.weight") or 0,
@@ -79,7 +77,7 @@ def make_rules(config: ModelConfig, shapes: Shapes | None) -> list[Rule]:
     return [
         rename("cls_token", "class_token"),
         rename("pos_embed", "encoder.pos_embedding"),
-        *(rename(f"{o}{part}", f"{t}{part}") for o, t in layers.items() for part in ("weight", "bias")),
+        *(rename(ours + part, theirs + part) for ours, theirs in layers.items() for part in ("weight", "bias")),
     ]
 
 

@@ -311,7 +311,7 @@ def parse_array_header(start: bytes, *, name: str) -> ArrayHeader:
 def _read_array(path: Path, archive: zipfile.ZipFile, entry: zipfile.ZipInfo, header: ArrayHeader) -> Tensor:
     """Unpack an array into a new tensor without another copy."""
     tensor = allocate(header.shape[::-1] if header.is_fortran else header.shape, header.dtype)
-    target = as_bytes(tensor).data
+    target = as_bytes(tensor)
     try:
         with archive.open(entry) as member:
             member.read(header.length)
@@ -342,6 +342,6 @@ def allocate(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     return torch.frombuffer(memory, dtype=dtype).reshape(shape)
 
 
-def as_bytes(tensor: Tensor) -> "np.ndarray[tuple[int], np.dtype[np.uint8]]":
-    """Return the memory of a contiguous CPU tensor as a byte array that shares it."""
-    return tensor.reshape(-1).view(torch.uint8).numpy()
+def as_bytes(tensor: Tensor) -> memoryview:
+    """Return the memory of a tensor; of a copy if it is on a GPU or not contiguous."""
+    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data

@@ -1,7 +1,7 @@
 """Reading of torch files, zips and the format before torch 1.6; tensors are memory-mapped.
 
-`torch.load(weights_only=True)` only calls functions it knows, but some of these allocate as much memory as the pickle
-asks for, and it hangs on keys that take forever to hash (docs/decisions/0019). Here the opcodes are data.
+`torch.load(weights_only=True)` calls only functions of a list, but some of these allocate as much memory as the pickle
+requests, and it hangs on keys that take forever to hash (docs/decisions/0019). Here the opcodes are data.
 """
 
 import mmap

@@ -52,13 +52,13 @@ def save_npz(path: Path | str, tensors: Mapping[str, Tensor]) -> None:
         for name in tensors:
             with name_file(path):
                 check_name(name)
-            tensor = to_contiguous(name, tensors[name], codes=NPZ_CODES, path=path)
+            tensor = check_dtype(name, tensors[name], codes=NPZ_CODES, path=path)
             code = NPZ_CODES[tensor.dtype]
             descr = ("|" if code in ("V2", "i1", "u1", "b1") else "<") + code
             header = {"descr": descr, "fortran_order": False, "shape": tuple(tensor.shape)}
             with archive.open(zipfile.ZipInfo(name + SUFFIX), "w", force_zip64=True) as member:
                 np.lib.format.write_array_header_1_0(member, header)
-                member.write(as_bytes(tensor).data)
+                member.write(as_bytes(tensor))
             del tensor  # before the next one is read
 
 
@@ -79,7 +79,7 @@ def save_safetensors(
     with atomic_file(path) as temporary, temporary.open("wb") as file:
         file.write(struct.pack("<Q", len(line)) + line)
         for name in order:
-            file.write(as_bytes(to_contiguous(name, tensors[name], codes=SAFETENSORS_CODES, path=path)).data)
+            file.write(as_bytes(tensors[name]))
 
 
 @dataclass(frozen=True)
@@ -127,7 +127,7 @@ def save_torch(path: Path | str, tensors: Mapping[str, Tensor], container: str |
         for name, content in (("data.pkl", description.getvalue()), ("byteorder", b"little"), ("version", b"3\n")):
             write_aligned(archive, name, memoryview(content), start=file.tell())
         for name, item in state.items():
-            data = as_bytes(to_contiguous(name, tensors[name], codes=TORCH_STORAGES, path=path)).data
+            data = as_bytes(tensors[name])
             write_aligned(archive, f"data/{item.storage.key}", data, start=file.tell())
             del data  # before the next tensor is read
 
@@ -157,11 +157,6 @@ def check_tensors(
         specs[name] = tensor.dtype, tuple(tensor.shape)
         del tensor  # before the next one is read
     return specs
-
-
-def to_contiguous(name: str, tensor: Tensor, *, codes: Mapping[torch.dtype, object], path: Path | str) -> Tensor:
-    """Return the tensor on the CPU, contiguous and of a dtype that the file supports."""
-    return check_dtype(name, tensor, codes=codes, path=path).detach().cpu().contiguous()
 
 
 def check_dtype(name: str, tensor: Tensor, *, codes: Mapping[torch.dtype, object], path: Path | str) -> Tensor:

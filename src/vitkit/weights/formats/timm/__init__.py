@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from vitkit.model.config import BiTConfig, ViTConfig
 from vitkit.weights.formats.base import FileMetadata, Format, find_reason
 from vitkit.weights.formats.timm import rules
-from vitkit.weights.formats.timm.config import find_architecture
+from vitkit.weights.formats.timm.config import find_nearest_architecture
 from vitkit.weights.formats.timm.infer import (
     DINOV3_EPS,
     ROTARY_BASE,
@@ -169,7 +169,7 @@ def _define(
         resnet = config if isinstance(config, BiTConfig) else config.backbone
         if is_timm and resnet is not None and resnet.origin != "timm":
             return "a ResNet with Google's numerics"
-        unnamed = "a ResNet without a name in timm" if is_timm and find_architecture(config) is None else None
+        unnamed = "a ResNet without a name in timm" if is_timm and find_nearest_architecture(config) is None else None
         if isinstance(config, BiTConfig):
             return unnamed if is_timm else "a ResNet"
         if is_timm and config.positions.kind == "rotary":

@@ -133,14 +133,14 @@ def describe_preprocessing(preprocessing: Preprocessing) -> dict[str, object]:
     }
 
 
-ARCHITECTURES: dict[tuple[int, ...], str] = {
+HYBRIDS: dict[tuple[int, ...], str] = {
     (): "vit_tiny_r_s16_p8_224",
     (2, 2, 2, 2): "vit_small_r26_s32_224",
     (3, 4, 9): "vit_base_r50_s16_224",
     (3, 4, 6, 3): "vit_large_r50_s32_224",
 }
 """timm's hybrids by the units of their ResNet."""
-RESNETS: dict[tuple[int, ...], tuple[str, tuple[int, ...]]] = {
+BIT_RESNETS: dict[tuple[int, ...], tuple[str, tuple[int, ...]]] = {
     (3, 4, 6, 3): ("50", (1, 3)),
     (3, 4, 23, 3): ("101", (1, 3)),
     (3, 8, 36, 3): ("152", (2, 4)),
@@ -150,7 +150,7 @@ RESNETS: dict[tuple[int, ...], tuple[str, tuple[int, ...]]] = {
 
 def make_timm_config(config: ModelConfig) -> dict[str, object]:
     """Make the config.json with which timm creates the same model."""
-    architecture, num_classes = find_architecture(config), config.num_classes
+    architecture, num_classes = find_nearest_architecture(config), config.num_classes
     if architecture is None:
         raise WeightsError("timm has no architecture with this ResNet", hint="its classes can still hold the weights")
     args = {} if isinstance(config, BiTConfig) else make_model_args(config)
@@ -164,18 +164,18 @@ def make_timm_config(config: ModelConfig) -> dict[str, object]:
     }
 
 
-def find_architecture(config: ModelConfig) -> str | None:
+def find_nearest_architecture(config: ModelConfig) -> str | None:
     """Return the nearest of timm's architectures, or None if timm does not have the ResNet."""
     resnet = config if isinstance(config, BiTConfig) else config.backbone
     if resnet and resnet.root != "standard":
         return None
     if isinstance(config, BiTConfig):
-        name, factors = RESNETS.get(config.units, ("", ()))
+        name, factors = BIT_RESNETS.get(config.units, ("", ()))
         return f"resnetv2_{name}x{config.width_factor}_bit" if config.width_factor in factors else None
     if config.tokens.distillation:
         return "deit_base_distilled_patch16_224" if config.backbone is None else None
     if config.backbone:
-        hybrid = ARCHITECTURES.get(config.backbone.units) if config.backbone.root_width == 64 else None
+        hybrid = HYBRIDS.get(config.backbone.units) if config.backbone.root_width == 64 else None
         return hybrid if config.block.activation != "swiglu" else None
     is_gated = config.block.activation == "swiglu"
     if config.positions.kind == "rotary":

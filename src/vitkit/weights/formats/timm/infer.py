@@ -45,7 +45,7 @@ UNSUPPORTED_NAMES = {
     r"blocks\.\d+\.\D+\.\d+\..*": "blocks in parallel",
 }
 """Tensor names of models that vitkit does not have."""
-GIVE_ARCHITECTURE = (
+ARCHITECTURE_HINT = (
     "name timm's architecture: vitkit weights convert FILE OUT --to vitkit --format timm:vit_base_patch16_224, "
     'or add a config.json with "architecture" and "model_args"'
 )
@@ -56,7 +56,7 @@ ACTIVATIONS: dict[str, Activation] = {"gelu": "gelu_erf", "gelu_erf": "gelu_erf"
 class Defaults:
     """Properties of an origin's models that a file does not store.
 
-    `rows` tells which tokens before the patches have a row in the position table: all class tokens, all or none of
+    `rows` selects which tokens before the patches have a row in the position table: all class tokens, all or none of
     them, or none if there are registers, as usual in timm. `heads` are the numbers of heads of its published models by
     width. `file_names` is the pattern of published files, if the tensors alone do not identify the origin.
     """
@@ -198,12 +198,12 @@ class _VitInference:
         is_published = pattern is None or re.match(pattern, self.metadata.file_name) is not None
         return self.metadata.is_declared or is_published or "decoder_embed.weight" in self.shapes
 
-    def undetermined_error(self, what: str) -> WeightsError:
-        hint = GIVE_ARCHITECTURE
+    def undetermined_error(self, fact: str) -> WeightsError:
+        hint = ARCHITECTURE_HINT
         if self.defaults.origin != "timm":
             code = self.defaults.origin
             hint = f"if it is of the code of {code}, with heads of its usual width: --format {code}; else {hint}"
-        return WeightsError(f"neither tensors nor names determine the {what} of this model", hint=hint)
+        return WeightsError(f"neither tensors nor names determine the {fact} of this model", hint=hint)
 
     def check_supported(self) -> None:
         """Reject models that have our tensor names, or nearly, but compute something else."""

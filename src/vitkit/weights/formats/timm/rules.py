@@ -115,7 +115,7 @@ def _make_special_rules(config: ViTConfig, naming: TimmNames, names: Sequence[st
     for layer in range(config.depth):
         block = f"blocks.{layer}."
         if config.block.attention.qkv_bias and len(naming.bias) == 2:
-            conversion = MASKED_BIAS if "mask" in naming.bias[1] else BIAS_APART
+            conversion = MASKED_BIAS if "mask" in naming.bias[1] else SPLIT_BIAS
             theirs = tuple(f"{block}attn.{name}" for name in naming.bias)
             special.append(Rule((f"{block}attn.qkv.bias",), theirs, conversion))
         if config.block.activation == "swiglu" and len(naming.gated) == 2:
@@ -181,7 +181,7 @@ def _drop_key_bias(ours: Tensors) -> Tensors:
     return [queries, values]
 
 
-BIAS_APART = Conversion(lambda theirs: [torch.cat([theirs[0], torch.zeros_like(theirs[0]), theirs[1]])], _drop_key_bias)
+SPLIT_BIAS = Conversion(lambda theirs: [torch.cat([theirs[0], torch.zeros_like(theirs[0]), theirs[1]])], _drop_key_bias)
 
 
 def _periods(base: float, quarter: int) -> Conversion:

@@ -9,12 +9,19 @@ from typing import Any
 def shorten_runs() -> None:
     """Let the runs of this process not wait for the disk, and measure the speed of the processor on small matrices.
 
-    Only a power failure distinguishes files that were synced, and no test reads the measured speed of a run. Tests of
-    synchronization and of the measurement replace or call these functions themselves.
+    Only a power failure distinguishes files that were synced. Tests of synchronization replace `os.fsync` themselves.
+    """
+    os.fsync = check_descriptor
+    shorten_measurement()
+
+
+def shorten_measurement() -> None:
+    """Measure the speed of the processor on small matrices: no test reads that of a run.
+
+    Tests of the measurement call its function themselves.
     """
     from vitkit.training import finalize  # noqa: PLC0415 - after jaxtyping hooks the import
 
-    os.fsync = check_descriptor
     finalize.time_products = functools.partial(time_small_products, finalize.time_products)
 
 

@@ -43,6 +43,7 @@ from vitkit.model.config import (
 from vitkit.model.positions import KERNELS
 from vitkit.model.pretraining_config import MAEConfig, MaskedConfig
 from vitkit.objectives.config import DistillationConfig, FeatureDistillationConfig
+from vitkit.report import figures
 from vitkit.training.auto_state import AutoRequest
 from vitkit.training.config import (
     CheckpointConfig,
@@ -211,7 +212,7 @@ def can_run(config: RunConfig) -> bool:
 def folder_with_photos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Working directory of the examples, with the photos that the pages use."""
     rng = np.random.default_rng(0)
-    for place, number, label in np.ndindex(2, 12, 2):
+    for place, number, label in np.ndindex(2, 7, 2):
         name = tmp_path / ("photos", "new-photos")[place] / ("cat", "dog")[label] / f"{number}.jpg"
         name.parent.mkdir(parents=True, exist_ok=True)
         Image.fromarray(rng.integers(0, 256, (30, 40, 3), dtype=np.uint8)).save(name)
@@ -222,7 +223,7 @@ def folder_with_photos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def one_step(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Shorten every run to one step on one thread."""
+    """Shorten every run to one step on one thread, and draw small pictures."""
     run = vitkit.training.run.run_training
     short = ["schedule.epochs=none", "schedule.steps=1", "schedule.batch_size=8", "data.workers=0"]
     few = ["data.fractals.num_classes=10", "data.fractals.per_class=20"]
@@ -237,6 +238,7 @@ def one_step(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
     monkeypatch.setattr(vitkit.training.run, "run_training", run_one_step)
     monkeypatch.setattr(vitkit.training.auto, "run_within_budget", run_within_budget)
+    monkeypatch.setattr(figures, "PNG_DPI", figures.POINTS_PER_INCH // 2)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

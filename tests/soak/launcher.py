@@ -16,17 +16,29 @@ import os
 import runpy
 import signal
 import sys
+from pathlib import Path
 
+import numpy.ctypeslib
+import numpy.ma  # noqa: F401  as is the next
+import pydantic.type_adapter  # noqa: F401
 import torch
 import torch._dynamo  # optimizers import it
 import torch.distributed.fsdp
+from PIL import Image
 
 import vitkit.api.training
 import vitkit.cli.running
 import vitkit.cli.train
+import vitkit.evaluation.fewshot
+import vitkit.inference.packed
+import vitkit.objectives.supervised
+import vitkit.training.auto
 import vitkit.training.run  # noqa: F401  the work of these imports is what forking saves
 from vitkit.cli.main import main
 from vitkit.weights.verify import import_library
+
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+from quick_runs import shorten_measurement
 
 
 def become(request: dict) -> None:
@@ -98,6 +110,8 @@ def serve() -> None:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
+    shorten_measurement()
+    Image.preinit()  # imports the formats of images
     sys.stdout.write(json.dumps({"ready": True}) + "\n")
     sys.stdout.flush()
     serve()

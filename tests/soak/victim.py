@@ -205,6 +205,8 @@ class Run:
     inside: Path | None = None
     beside: Path | None = None
     mounts: str | None = None
+    logged_size: int = field(init=False, default=-1)
+    logged_step: int = field(init=False, default=0)
 
     def __post_init__(self) -> None:
         self.inside = self.inside or self.path
@@ -239,8 +241,14 @@ class Run:
         return [json.loads(line) for line in lines]
 
     def last_step(self) -> int:
-        """Return the last step in the log."""
-        return max((record["step"] for record in self.logged()), default=0)
+        """Return the last step in the log, which is read again only when it has grown: this is polled."""
+        try:
+            size = (self.path / "metrics.jsonl").stat().st_size
+        except OSError:
+            return 0
+        if size != self.logged_size:
+            self.logged_size, self.logged_step = size, max((each["step"] for each in self.logged()), default=0)
+        return self.logged_step
 
     def is_finished(self) -> bool:
         return (self.path / "summary.json").exists()

@@ -92,7 +92,8 @@ def run_within_budget(
         budget.started = budget.started if started is None else started
         auto = AutoRun(request, run_dir, ranks, budget, callback, stop, dataset)
         try:
-            return auto.run(state or AutoState(request=request.key(), sources=list(request.sources)), decisions)
+            new = AutoState(request=request.key(), sources=list(request.sources), advice=request.advice)
+            return auto.run(state or new, decisions)
         except StopRequested:
             return RunResult(run_dir, None)
         except Exception:
@@ -409,8 +410,7 @@ class AutoRun:
         best = state.find(state.best or "")
         selection = None
         if best is not None:
-            advice = self.request.advice
-            minutes = self.request.minutes
+            advice, minutes = state.advice, self.request.minutes
             path = self.trial_path(best.name) if best.steps else self.run_dir.path / PROBE
             selection = Selection(records=tuple(state.records), best=best, path=path, minutes=minutes, advice=advice)
         start = partial(

@@ -56,6 +56,8 @@ class AutoState:
     probe: str | None = None
     """Name of the chosen probe, from which trials start."""
     best: str | None = None
+    advice: str | None = None
+    """Where to get better initial weights."""
 
     def candidates(self) -> list[TrialRecord]:
         """Return the chosen probe, and the trials that are at least as accurate."""

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 import vitkit
 from vitkit.core.errors import ConfigError, DataError, TrainingError
@@ -125,6 +126,19 @@ def test_probe_is_chosen_by_all_images():
 
     assert choose_probe([("64", probe(0.70)), ("96", probe(0.80)), ("128", probe(0.805))])[0] == "96"
     assert choose_probe([("64", probe(0.70, 0.2)), ("96", probe(0.80, 0.2))])[0] == "64"
+
+
+def test_interrupted_run_is_evaluated_on_held_out_images(weights, tmp_path):
+    for number, (pixels, label) in enumerate(make_pairs()):
+        file = tmp_path / "photos" / label / f"{number}.png"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(pixels).save(file)
+    stop = StopFlag()
+    dataset = str(tmp_path / "photos")
+    callback = Messages(stop, at="trying all")
+    assert start(weights, tmp_path / "run", dataset, callback=callback, stop=stop).summary is None
+    assert not RunDir(tmp_path / "run").config.exists()
+    assert vitkit.evaluate(tmp_path / "run", dataset, workers=0, progress=False).count == 8
 
 
 def test_resumed_run_repeats_the_advice(weights, tmp_path, monkeypatch):

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
+from vitkit.core.config import to_mapping
 from vitkit.core.errors import ConfigError
 from vitkit.core.formatting import format_plural
 from vitkit.core.lock import lock_directory
@@ -138,6 +139,8 @@ class AutoRun:
             data = open_run_data(self.context(tuned, dataset))
             check_run_images(data, self.callback)
             scratch = self.check_scratch(scratch, data)
+            state.data = to_mapping(tuned.data)
+            run_on_main(self.ranks, lambda _: write_state(self.run_dir, state))
             if not state.settings and state.sources:
                 run_on_main(self.ranks, lambda beat: self.probe(state, data, tuned, heartbeat=beat))
                 state = read_state(self.run_dir) or state

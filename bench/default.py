@@ -261,12 +261,13 @@ def read_tried(out: Path) -> list[dict[str, float]]:
 
 
 def read_choice(out: Path) -> dict[str, object]:
-    """Return the accuracy on held-out photos of a run and of its best probe, and what was kept."""
+    """Return the accuracy on held-out photos of a run and of its chosen probe, and what was kept."""
     summary = json.loads((out / "summary.json").read_bytes())
-    probes = [each["top1"] for each in read_tried(out) if not each["steps"]]
+    chosen = json.loads((out / "trials.json").read_bytes())["probe"]
+    probes = [each["top1"] for each in read_tried(out) if each["name"] == chosen]
     return {
         "held_out": round(summary["result"]["top1"], 4),
-        "held_out_probe": round(max(probes), 4) if probes else "",
+        "held_out_probe": round(probes[0], 4) if probes else "",
         "kept": summary.get("selection", {}).get("kept", "final run"),
     }
 

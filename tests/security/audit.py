@@ -74,6 +74,10 @@ def is_the_run_of_a_study(event: Event) -> bool:
     return event.name == "subprocess.Popen" and event.vitkit == "vitkit.studies.dispatch"
 
 
+def is_a_download(event: Event) -> bool:
+    return event.name == "subprocess.Popen" and event.vitkit == "vitkit.weights.download"
+
+
 def is_the_proof(event: Event) -> bool:
     return event.name == "subprocess.Popen" and event.vitkit == "vitkit.exporters.verification"
 
@@ -100,6 +104,7 @@ ALLOWED: dict[Callable[[Event], bool], str] = {
     is_the_worker: "the server starts its own worker, with Python's own path and no words of anybody's",
     is_the_background_server: "vitkit.serve(block=False) starts the server with Python's own path; options go by stdin",
     is_the_run_of_a_study: "a study starts its runs with Python's own path and the file of a job that it wrote itself",
+    is_a_download: "default weights are downloaded with Python's own path and a name that was parsed",
     is_the_proof: "export runs the example that it wrote, in which nothing of the model's is code, as a user would",
     is_the_compiler: "the native engine is compiled from vitkit's own sources",
     is_torchs_compiler: "torch.compile calls the C++ compiler on what it wrote itself",

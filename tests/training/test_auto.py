@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 import vitkit
 from vitkit.core.errors import ConfigError, DataError, TrainingError
@@ -16,7 +17,7 @@ from vitkit.training.auto import AutoRun, run_within_budget
 from vitkit.training.auto_state import AutoRequest, read_state, write_state
 from vitkit.training.callbacks import Callback
 from vitkit.training.config import RunConfig
-from vitkit.training.probe import Prober
+from vitkit.training.probe import Probe, Prober, choose_probe
 from vitkit.training.run import RunResult, run_training
 from vitkit.training.run_dir import RunDir
 
@@ -85,7 +86,8 @@ def start(weights: str | None, out: Path, data=None, *, minutes: float = 0.5, cl
     scratch = RunConfig().override({**SCRATCH, "data.path": dataset.path, **settings})
     tuned = RunConfig().override({"data.workers": 0, "data.path": dataset.path, "model.new_head": True, **settings})
     fixed, sources = tuple({"image_size": 1, **settings}), (weights,) if weights else ()
-    request = AutoRequest(minutes=minutes, scratch=scratch, tuned=tuned, sources=sources, fixed=fixed)
+    advice = options.pop("advice", None)
+    request = AutoRequest(minutes=minutes, scratch=scratch, tuned=tuned, sources=sources, fixed=fixed, advice=advice)
     return run_within_budget(request, out, clock=clock or Ticker(), dataset=dataset, **options)
 
 
@@ -109,6 +111,43 @@ def test_run_probes_tries_and_trains_within_the_time(weights, tmp_path):
     assert "Trials" in run.report_path.read_text()
     assert start(weights, tmp_path / "run").already_finished
     assert vitkit.load(tmp_path / "run" / "probe").labels == ("ants", "bees")
+
+
+def test_few_images_do_not_make_the_probe_too_sure(weights, tmp_path):
+    settings = {"data.val_fraction": 0.3}
+    result = start(weights, tmp_path / "run", make_pairs(each=6), minutes=0.3, settings=settings)
+    probes = [each for each in result.summary["selection"]["tried"] if not each["steps"]]
+    assert max(each["loss"] for each in probes) < 5.0  # of 8 images all may be recognized by chance
+
+
+def test_probe_is_chosen_by_all_images():
+    def probe(top1: float, error: float = 0.01) -> Probe:
+        return Probe(bundle=None, top1=0.5, loss=1.0, all_top1=top1, all_error=error)
+
+    assert choose_probe([("64", probe(0.70)), ("96", probe(0.80)), ("128", probe(0.805))])[0] == "96"
+    assert choose_probe([("64", probe(0.70, 0.2)), ("96", probe(0.80, 0.2))])[0] == "64"
+
+
+def test_interrupted_run_is_evaluated_on_held_out_images(weights, tmp_path):
+    for number, (pixels, label) in enumerate(make_pairs()):
+        file = tmp_path / "photos" / label / f"{number}.png"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(pixels).save(file)
+    stop = StopFlag()
+    dataset = str(tmp_path / "photos")
+    callback = Messages(stop, at="trying all")
+    assert start(weights, tmp_path / "run", dataset, callback=callback, stop=stop).summary is None
+    assert not RunDir(tmp_path / "run").config.exists()
+    assert vitkit.evaluate(tmp_path / "run", dataset, workers=0, progress=False).count == 8
+
+
+def test_resumed_run_repeats_the_advice(weights, tmp_path, monkeypatch):
+    monkeypatch.setattr("vitkit.training.finalize.advise", lambda selection, **_: [selection.advice])
+    stop, options = StopFlag(), {"minutes": 3.0, "clock": Ticker(2.0)}
+    first = Messages(stop, at="trying scratch")
+    start(weights, tmp_path / "run", callback=first, stop=stop, advice="use other weights", **options)
+    summary = start(weights, tmp_path / "run", **options).summary
+    assert summary["selection"]["advice"] == ["use other weights"]
 
 
 @pytest.mark.parametrize(

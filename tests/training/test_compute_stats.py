@@ -151,4 +151,5 @@ def test_commands_in_the_report_quote_the_path(tmp_path):
 def test_poor_result_suggests_pretrained_weights(top1, init, suggested):
     config = RunConfig(model=ModelChoice(name=None if init else "Ti/16", init=init), data=DataConfig(path="my photos"))
     command = "vitkit train 'my photos' --from auto --out NEW"
-    assert suggest_pretrained(config, top1) == (command if suggested else None)
+    assert suggest_pretrained(config, top1, tried={}) == (command if suggested else None)
+    assert suggest_pretrained(config, top1, tried={"tried": [{"steps": 0}, {"steps": 9}]}) is None

@@ -236,7 +236,8 @@ def fake_hub(
         calls.append({"arguments": arguments, **options})
         return respond(**options)
 
-    def model_info(repository: str, *, revision: str, files_metadata: bool) -> SimpleNamespace:
+    def model_info(repository: str, *, revision: str, files_metadata: bool, timeout: float) -> SimpleNamespace:
+        assert timeout == hub.REQUEST_SECONDS
         if is_reachable:
             return SimpleNamespace(sha=OLDER, siblings=SIBLINGS, card_data=SimpleNamespace(license="apache-2.0"))
         raise ConnectionError("no connection")

@@ -1,13 +1,17 @@
 """Choice of initial weights: the hub if it answers in time with the right files, else the embedded weights."""
 
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
+import psutil
 import pytest
 from hub_cache import TIMM_TINY, fill, publish, random_bundle, read_all
 
 from vitkit.core.errors import MissingDependencyError, WeightsError
-from vitkit.weights import hub, initial
+from vitkit.core.signals import StopFlag, StopRequested
+from vitkit.weights import download, hub, initial
 from vitkit.weights.initial import EMBEDDED_TERMS, choose_initial_weights
 from vitkit.weights.load import EMBEDDED, load, resolve_source
 
@@ -72,7 +76,7 @@ def test_slow_download_falls_back_to_embedded_weights(cache):
 def test_download_takes_a_part_of_the_time_budget(cache, monkeypatch):
     limits: list[float] = []
 
-    def fail(fetch, *, seconds: float, name: str) -> Path:
+    def fail(fetch, *, seconds: float, name: str, stop: StopFlag) -> Path:
         limits.append(seconds)
         raise WeightsError("unreachable")
 
@@ -103,6 +107,58 @@ def test_offline_does_not_download(cache, monkeypatch):
     monkeypatch.setattr(initial, "is_offline", lambda: True)
     chosen = choose_initial_weights(device="cpu", fetch=lambda _: pytest.fail("downloaded"))
     assert (chosen.source, chosen.reason.rpartition(", ")[2]) == (EMBEDDED, "and HF_HUB_OFFLINE is set")
+
+
+def test_damaged_cache_is_to_be_deleted(cache, tmp_path):
+    files = read_all(published(tmp_path)) | {"model.safetensors": b"<html>not found</html>"}
+    snapshot = fill(cache, TIMM_TINY, files)
+    chosen = choose_initial_weights(device="cpu", fetch=lambda _: pytest.fail("downloaded"))
+    assert chosen.source == EMBEDDED
+    assert f"delete {snapshot}, connect" in str(chosen.advice)
+
+
+def test_stop_ends_the_wait_for_a_download(cache):
+    stop, blocked = StopFlag(), threading.Event()
+
+    def fetch(_: str) -> Path:
+        stop.signal = "SIGINT"
+        return Path(str(blocked.wait()))
+
+    with pytest.raises(StopRequested):
+        choose_initial_weights(device="cpu", seconds=1e6, fetch=fetch, stop=stop)
+    blocked.set()
+
+
+def test_download_is_made_by_a_child_process(cache, monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")  # of the child
+    monkeypatch.setattr(download, "announce_download", lambda _: True)
+    with pytest.raises(WeightsError, match="the weights not in"):
+        download.download(f"hub:{TIMM_TINY}")
+    snapshot = fill(cache, TIMM_TINY, {"config.json": b"{}", "model.safetensors": b"w"})
+    assert download.download(f"hub:{TIMM_TINY}") == snapshot
+
+
+def test_blocked_download_does_not_keep_the_process(cache, tmp_path):
+    code = f"""
+import subprocess, sys, threading
+from vitkit.weights import download
+download.announce_download = lambda name: True
+started, communicate = threading.Event(), subprocess.Popen.communicate
+def wait(process):
+    print(process.pid)
+    started.set()
+    return communicate(process)
+subprocess.Popen.communicate = wait
+sys.executable = {str(tmp_path / "blocked")!r}
+threading.Thread(target=download.download, args=("hub:a/b",), daemon=True).start()
+started.wait()
+"""
+    blocked = tmp_path / "blocked"
+    blocked.write_text("#!/bin/sh\nexec sleep 1000\n")
+    blocked.chmod(0o755)
+    ended = subprocess.run([sys.executable, "-c", code], check=True, timeout=100, stdout=subprocess.PIPE, text=True)
+    status = psutil.Process(int(ended.stdout)).status() if psutil.pid_exists(int(ended.stdout)) else "ended"
+    assert status in ("ended", psutil.STATUS_ZOMBIE)
 
 
 def test_missing_extra_says_how_to_get_better_weights(cache, monkeypatch):

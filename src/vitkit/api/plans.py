@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Literal
 from vitkit.core.config import flatten_settings
 from vitkit.core.environment import is_main_rank
 from vitkit.core.errors import ConfigError, UnknownNameError, check_positive, did_you_mean
+from vitkit.core.signals import StopFlag
 from vitkit.recipes.registry import RECIPES, find_recipe
 from vitkit.training.budget import DEFAULT_MINUTES
 from vitkit.training.config import SHORT_KEYS, RunConfig
@@ -100,8 +101,9 @@ def plan_training(
     recipe: str | Path | None = None,
     teacher: ModelSource | None = None,
     settings: Settings | None = None,
+    stop: StopFlag | None = None,
 ) -> RunPlan:
-    """Return the run of `train` with these arguments."""
+    """Return the run of `train` with these arguments; `stop` ends the wait for a download."""
     keys = tuple({SHORT_KEYS.get(key, key) for key in flatten_settings(settings or {})})
     plan = plan_data(data, recipe=recipe, has_budget=minutes is not None)
     plan = replace(plan, minutes=choose_minutes(minutes, plan, keys, teacher=teacher), fixed_keys=keys)
@@ -115,7 +117,7 @@ def plan_training(
         return replace(plan, config=tuning_config(plan).override(checked), models=models, init_reason=REQUESTED)
     config = plan.config.override(checked)
     if is_auto and plan.is_default and not chosen.intersection(OWN_MODEL_KEYS):
-        return plan_auto(replace(plan, config=config, models=models), checked)
+        return plan_auto(replace(plan, config=config, models=models), checked, stop=stop)
     if plan.is_default:
         reason = REQUESTED if is_scratch else "the settings describe a model or an objective of their own"
         return replace(plan, config=config, models=models, init_reason=reason)
@@ -152,7 +154,7 @@ def plan_init(
     return replace(plan, config=config, models=models, init_reason=REQUESTED)
 
 
-def plan_auto(plan: RunPlan, settings: Mapping[str, object]) -> RunPlan:
+def plan_auto(plan: RunPlan, settings: Mapping[str, object], *, stop: StopFlag | None = None) -> RunPlan:
     """Return a plan that chooses its initial weights when its directory is known: those of a run are not changed."""
     others = {key: value for key, value in settings.items() if key != "model.name"}
 
@@ -169,6 +171,7 @@ def plan_auto(plan: RunPlan, settings: Mapping[str, object]) -> RunPlan:
             device="gpu" if is_gpu else "cpu",
             model=None if name is None else str(name),
             minutes=plan.minutes,
+            stop=stop,
         )
         return share_choice(weights, plan.config)
 

@@ -13,7 +13,7 @@ def find_run_dir(model: ModelSource) -> RunDir | None:
     if path is None:
         return None
     run_dir = RunDir(path.parent if path.is_file() else path)
-    return run_dir if run_dir.config.is_file() else None
+    return run_dir if run_dir.config.is_file() or run_dir.trials.is_file() else None
 
 
 def resolve_workers(workers: int | None) -> int:

@@ -14,6 +14,7 @@ from pathlib import Path as FilePath
 from typing import TYPE_CHECKING, Literal
 
 from vitkit.api.plans import (
+    RUNS,
     RunPlan,
     choose_out,
     get_setting,
@@ -127,10 +128,13 @@ def train(  # noqa: PLR0913  the options of `vitkit train`
         "device": None if str(device) == "auto" else str(device),
         "workers": workers,
     }
-    chosen = merge_settings(keywords, settings)
-    make_plan = partial(
-        plan_training, data, init=init, minutes=minutes, recipe=recipe, teacher=teacher, settings=chosen
-    )
+
+    def make_plan(stop: StopFlag) -> RunPlan:
+        chosen = merge_settings(keywords, settings)
+        return plan_training(
+            data, init=init, minutes=minutes, recipe=recipe, teacher=teacher, settings=chosen, stop=stop
+        )
+
     return run_plan(make_plan, out=out, callbacks=callbacks, progress=progress)
 
 
@@ -201,8 +205,10 @@ def finetune(  # noqa: PLR0913  the options of `vitkit finetune`
         "device": None if str(device) == "auto" else str(device),
         "workers": workers,
     }
-    chosen = merge_settings(keywords, settings)
-    make_plan = partial(plan_finetuning, model, data, recipe=recipe, sweep=sweep, settings=chosen)
+
+    def make_plan(_: StopFlag) -> RunPlan:
+        return plan_finetuning(model, data, recipe=recipe, sweep=sweep, settings=merge_settings(keywords, settings))
+
     return run_plan(make_plan, out=out, callbacks=callbacks, progress=progress)
 
 
@@ -329,16 +335,25 @@ def interruption(out: FilePath, stop: StopFlag) -> Interrupted:
     return Interrupted(message, path=out, run=Run(out) if Run.exists(out) else None)
 
 
+@contextmanager
+def explain_stop(out: Path | None, stop: StopFlag) -> Iterator[None]:
+    """Turn a stop before the run has begun into the exception of the public functions."""
+    try:
+        yield
+    except StopRequested:
+        raise interruption(FilePath(RUNS if out is None else out), stop) from None
+
+
 def run_plan(
-    make_plan: Callable[[], RunPlan], *, out: Path | None, callbacks: Sequence[Callback], progress: bool | None
+    make_plan: Callable[[StopFlag], RunPlan], *, out: Path | None, callbacks: Sequence[Callback], progress: bool | None
 ) -> Run:
     """Plan a run, choose its directory, and start, resume or return it."""
     started = budget_clock()
-    with training_session(callbacks, progress=progress) as (display, callback, stop):
+    with training_session(callbacks, progress=progress) as (display, callback, stop), explain_stop(out, stop):
         from vitkit.training.auto import run_within_budget
         from vitkit.training.run import run_sweep, run_training
 
-        plan = make_plan()
+        plan = make_plan(stop)
         path = choose_out(plan) if out is None else FilePath(out)
         if out is None:
             callback.on_message(f"run directory: {path}")

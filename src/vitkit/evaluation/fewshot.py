@@ -269,13 +269,18 @@ def solve_ridge(features: Float[Tensor, "N F"], targets: Int[Tensor, "N"], *, nu
     )
 
 
-def temperature_scaled(head: LinearHead, logits: Float[Tensor, "N Y"], targets: Int[Tensor, "N"]) -> LinearHead:
+def temperature_scaled(
+    head: LinearHead, logits: Float[Tensor, "N Y"], targets: Int[Tensor, "N"], *, smoothing: float = 0.0
+) -> LinearHead:
     """Scale a head by the factor with the lowest cross-entropy on held-out logits.
 
     Least squares aims at −1 and 1, which a softmax would turn into almost uniform probabilities.
+    `smoothing` of the labels bounds the factor where every held-out image is recognized.
     """
     factors = torch.logspace(0, 2.5, 51)
-    losses = torch.stack([functional.cross_entropy(logits * factor, targets) for factor in factors])
+    losses = torch.stack(
+        [functional.cross_entropy(logits * factor, targets, label_smoothing=smoothing) for factor in factors]
+    )
     factor = float(factors[losses.argmin()])
     return LinearHead(weight=head.weight * factor, bias=head.bias * factor)
 

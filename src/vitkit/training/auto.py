@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
+from vitkit.core.config import to_mapping
 from vitkit.core.errors import ConfigError
 from vitkit.core.formatting import format_plural
 from vitkit.core.lock import lock_directory
@@ -92,7 +93,8 @@ def run_within_budget(
         budget.started = budget.started if started is None else started
         auto = AutoRun(request, run_dir, ranks, budget, callback, stop, dataset)
         try:
-            return auto.run(state or AutoState(request=request.key(), sources=list(request.sources)), decisions)
+            new = AutoState(request=request.key(), sources=list(request.sources), advice=request.advice)
+            return auto.run(state or new, decisions)
         except StopRequested:
             return RunResult(run_dir, None)
         except Exception:
@@ -137,6 +139,8 @@ class AutoRun:
             data = open_run_data(self.context(tuned, dataset))
             check_run_images(data, self.callback)
             scratch = self.check_scratch(scratch, data)
+            state.data = to_mapping(tuned.data)
+            run_on_main(self.ranks, lambda _: write_state(self.run_dir, state))
             if not state.settings and state.sources:
                 run_on_main(self.ranks, lambda beat: self.probe(state, data, tuned, heartbeat=beat))
                 state = read_state(self.run_dir) or state
@@ -409,8 +413,7 @@ class AutoRun:
         best = state.find(state.best or "")
         selection = None
         if best is not None:
-            advice = self.request.advice
-            minutes = self.request.minutes
+            advice, minutes = state.advice, self.request.minutes
             path = self.trial_path(best.name) if best.steps else self.run_dir.path / PROBE
             selection = Selection(records=tuple(state.records), best=best, path=path, minutes=minutes, advice=advice)
         start = partial(

@@ -8,12 +8,12 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from vitkit.core import metrics_log
-from vitkit.core.config import flatten_settings, to_mapping
+from vitkit.core.config import flatten_settings, from_mapping, to_mapping
 from vitkit.core.errors import ConfigError, TrainingError
 from vitkit.core.files import write_bytes, write_json
 from vitkit.core.lock import lock_directory
 from vitkit.training.budget import SCRATCH, TrialPlan, TrialRecord
-from vitkit.training.config import RunConfig
+from vitkit.training.config import DataConfig, RunConfig
 from vitkit.training.run_dir import AUTO_DIR, FINGERPRINT_PREFIX, RunDir
 from vitkit.weights.artifact import ALL_FILES, write_artifact
 from vitkit.weights.run_checkpoint import read_unfinished_run
@@ -56,6 +56,10 @@ class AutoState:
     probe: str | None = None
     """Name of the chosen probe, from which trials start."""
     best: str | None = None
+    advice: str | None = None
+    """Where to get better initial weights."""
+    data: dict[str, object] = field(default_factory=dict)
+    """Configuration of the data, so that a run without a config.toml is evaluated on images it has not seen."""
 
     def candidates(self) -> list[TrialRecord]:
         """Return the chosen probe, and the trials that are at least as accurate."""
@@ -78,6 +82,14 @@ def read_state(run_dir: RunDir) -> AutoState | None:
         return None
     stored = json.loads(run_dir.trials.read_bytes())
     return AutoState(**stored | {"records": [TrialRecord(**record) for record in stored["records"]]})
+
+
+def read_data_config(run_dir: RunDir) -> DataConfig | None:
+    """Return the configuration of the data of a run, also before its settings are chosen; None if there is none."""
+    if run_dir.config.exists():
+        return run_dir.read_config().data
+    state = read_state(run_dir)
+    return from_mapping(DataConfig, state.data, where=f"{run_dir.trials}: data.") if state and state.data else None
 
 
 def write_state(run_dir: RunDir, state: AutoState) -> None:

@@ -187,13 +187,22 @@ def choose_batch_size(images: int, *, largest: int, ranks: int = 1) -> int:
     return -(-min(largest, max(8, images // 8)) // ranks) * ranks
 
 
+def standard_error(top1: float, *, images: int) -> float:
+    """Return the standard error of an accuracy, which is not 0 if all of a few images are recognized.
+
+    >>> round(standard_error(0.5, images=100), 3), round(standard_error(1.0, images=8), 3)
+    (0.05, 0.112)
+    """
+    return math.sqrt(max(top1 * (1 - top1), 1 / (images + 2)) / max(images, 1))
+
+
 def best_record(records: Sequence[TrialRecord], *, images: int) -> TrialRecord:
     """Return the record with the lowest loss among those within a standard error of the highest accuracy.
 
     On few images accuracies differ by chance, and the loss tells more.
     """
     top = max(record.top1 for record in records)
-    error = math.sqrt(max(top * (1 - top), 1 / (images + 2)) / max(images, 1))
+    error = standard_error(top, images=images)
     return min((record for record in records if record.top1 >= top - error), key=lambda record: record.loss)
 
 

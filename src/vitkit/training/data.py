@@ -31,6 +31,7 @@ from vitkit.data.verify import (
     verify_images,
     write_bad_files,
 )
+from vitkit.training.auto_state import read_data_config
 from vitkit.training.build import resolve_workers
 from vitkit.training.callbacks import Callback
 from vitkit.training.config import DataConfig
@@ -208,9 +209,9 @@ def split_dataset(config: DataConfig, dataset: Dataset, bad: list[BadFile]) -> R
 
 def apply_run_splits(run_dir: RunDir, dataset: Dataset) -> Dataset:
     """Divide a dataset as a run did if the run was trained on it, so that a model is evaluated on held-out images."""
-    if not run_dir.config.exists():
+    config = read_data_config(run_dir)
+    if config is None:
         return dataset
-    config = run_dir.read_config().data
     if Path(config.path).resolve() != Path(dataset.path).resolve():
         return dataset
     if config.add or (config.layout == "val-as-test" and "test" not in dataset.splits):

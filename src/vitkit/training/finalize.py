@@ -150,7 +150,7 @@ def finalize_run(
     } | ({"selection": tried} if tried else {})
     if evaluation:
         write_arrays(run_dir, evaluation.result)
-    if suggestion := suggest_pretrained(config, evaluation.result.top1 if evaluation else None):
+    if suggestion := suggest_pretrained(config, evaluation.result.top1 if evaluation else None, tried=tried):
         summary["suggestion"] = suggestion
     write_json(run_dir.summary, summary)
     return summary
@@ -266,7 +266,7 @@ def render_report(
             next_steps=next_steps(
                 run_dir,
                 needs_labels=needs_labels,
-                suggestion=suggest_pretrained(config, evaluation.result.top1 if evaluation else None),
+                suggestion=suggest_pretrained(config, evaluation.result.top1 if evaluation else None, tried=tried),
             ),
         )
     )
@@ -409,9 +409,10 @@ def environment_rows() -> tuple[tuple[str, str], ...]:
     )
 
 
-def suggest_pretrained(config: RunConfig, top1: float | None) -> str | None:
-    """Return a command that starts from pretrained weights if a model that was trained from scratch is poor."""
-    if top1 is None or top1 >= POOR_TOP1 or config.model.init is not None:
+def suggest_pretrained(config: RunConfig, top1: float | None, *, tried: Mapping[str, Any]) -> str | None:
+    """Return a command that starts from pretrained weights if a model from scratch is poor and none were tried."""
+    has_probe = any(not each["steps"] for each in tried.get("tried", ()))
+    if top1 is None or top1 >= POOR_TOP1 or config.model.init is not None or has_probe:
         return None
     return f"vitkit train {shlex.quote(config.data.path)} --from auto --out NEW"
 

@@ -14,6 +14,7 @@ from vitkit.data.loader import make_evaluation_loader
 from vitkit.evaluation.features import LabeledFeatures, compute_features
 from vitkit.evaluation.fewshot import L2_GRID, replace_head, solve_ridge, temperature_scaled
 from vitkit.model.config import ViTConfig
+from vitkit.training.budget import standard_error
 from vitkit.training.data import RunData
 from vitkit.weights.adapt_bundle import AdaptRequest, adapt_bundle
 from vitkit.weights.bundle import ModelBundle
@@ -30,14 +31,15 @@ MAX_FLIPPED = 300
 
 @dataclass(frozen=True, kw_only=True)
 class Probe:
-    """A model with a ridge classifier, and its scores: on held-out images, and leave-one-out on the others."""
+    """A model with a ridge classifier, and its scores on held-out images."""
 
     bundle: ModelBundle
     top1: float
     loss: float
-    loo_top1: float
-    loo_error: float
-    """Standard error of the leave-one-out accuracy."""
+    all_top1: float
+    """Accuracy on all these images: the held-out ones, and leave-one-out on the others."""
+    all_error: float
+    """Standard error of `all_top1`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,17 +71,22 @@ class Prober:
         solution = solve_ridge(train.features, train.targets, num_classes=num_classes)
         choices = [solution.leave_one_out_logits(train.features, train.targets, l2=l2) for l2 in L2_GRID]
         scores = [accuracy(logits, train.targets) for logits in choices]
-        error = float(np.sqrt(max(scores) * (1 - max(scores)) / len(source)))
+        error = standard_error(max(scores), images=len(source))
         # The strongest penalty that is as good: small weights, which training does not destroy in its first steps.
         chosen = max(index for index, score in enumerate(scores) if score >= max(scores) - 0.5 * error)
-        head = temperature_scaled(solution.head(L2_GRID[chosen]), choices[chosen], train.targets)
+        # A few images may all be recognized by chance: the smoothing leaves each some probability of another class.
+        head = temperature_scaled(
+            solution.head(L2_GRID[chosen]), choices[chosen], train.targets, smoothing=1 / (len(source) + 2)
+        )
         logits = head(held_out.features)
+        top1, count = accuracy(logits, held_out.targets), len(source) + len(held_out.targets)
+        all_top1 = (scores[chosen] * len(source) + top1 * len(held_out.targets)) / count
         return Probe(
             bundle=replace_head(bundle, head, labels=self.data.classes, preprocessing=bundle.preprocessing),
-            top1=accuracy(logits, held_out.targets),
+            top1=top1,
             loss=float(functional.cross_entropy(logits, held_out.targets)),
-            loo_top1=scores[chosen],
-            loo_error=error,
+            all_top1=all_top1,
+            all_error=standard_error(all_top1, images=count),
         )
 
     @torch.no_grad()
@@ -120,8 +127,8 @@ def resize_bundle(bundle: ModelBundle, size: int) -> ModelBundle:
 
 def choose_probe(fitted: Sequence[tuple[str, Probe]]) -> tuple[str, Probe]:
     """Return the first probe whose accuracy is within a standard error of the best: earlier ones train faster."""
-    best = max((probe for _, probe in fitted), key=lambda probe: probe.loo_top1)
-    return next(each for each in fitted if each[1].loo_top1 >= best.loo_top1 - best.loo_error)
+    best = max((probe for _, probe in fitted), key=lambda probe: probe.all_top1)
+    return next(each for each in fitted if each[1].all_top1 >= best.all_top1 - best.all_error)
 
 
 def probe_sizes(source: str, model: ModelConfig, image_size: Size | None) -> tuple[int, ...]:

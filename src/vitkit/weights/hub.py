@@ -28,6 +28,8 @@ SAFETENSORS_FILES = ("model.safetensors", "model.safetensors.index.json", "model
 PICKLE_FILES = ("pytorch_model.bin", "pytorch_model.bin.index.json", "pytorch_model-?????-of-?????.bin")
 """Downloaded only if there are no safetensors."""
 SUFFIXES = (".safetensors", ".npz", ".pth", ".pt", ".bin")
+REQUEST_SECONDS = 10.0
+"""Longest wait for the list of files of a repository; without it, a hub that does not answer would block for ever."""
 TRUE_VALUES = ("1", "on", "yes", "true")
 """Values that huggingface_hub reads as true, in any case."""
 
@@ -164,13 +166,18 @@ def _fetch_file(hub: ModuleType, name: HubName, file: str, cache: Path, *, local
     return _download(single, name, cache, local=False)
 
 
+def announce_download(name: str) -> bool:
+    """Log weights, size and license of what is not in the cache. Return False if the hub cannot be reached."""
+    return _announce_download(import_hub_library("huggingface_hub"), parse_hub_name(name), hub_cache_dir())
+
+
 def _announce_download(hub: ModuleType, name: HubName, cache: Path) -> bool:
     """Log weights, size and license of what is not in the cache. Return False if the hub cannot be reached."""
     if is_offline():
         return False
     errors = import_hub_library("huggingface_hub.errors")
     try:
-        info = hub.model_info(name.repository, revision=name.revision, files_metadata=True)
+        info = hub.model_info(name.repository, revision=name.revision, files_metadata=True, timeout=REQUEST_SECONDS)
     except errors.HfHubHTTPError:  # reported by the download
         return True
     except Exception:  # of its HTTP library, which differs between versions

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from vitkit.core.errors import ConfigError, check_fraction
+from vitkit.core.errors import check_fraction
 
 StoredImage = bytes | NDArray[np.uint8]
 """An image as the dataset stores it: an encoded file, or pixels, H × W or H × W × C."""
@@ -176,8 +176,7 @@ def subsample(source: ImageSource, *, fraction: int | float, salt: str = "") -> 
 
     A smaller fraction is a subset of a larger one.
     """
-    if not 0.0 < fraction <= 1.0:
-        raise ConfigError("fraction of the images is out of range", expected="0 < fraction ≤ 1", got=fraction)
+    check_fraction("fraction", fraction, allow_zero=False, allow_one=True)
     indices: list[int] = []
     for members in _sort_classes(source, salt=salt):
         indices += members[: max(round(fraction * len(members)), 1)]

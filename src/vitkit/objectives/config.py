@@ -74,10 +74,7 @@ class DistillationConfig:
 
     def __post_init__(self) -> None:
         check_positive("objective.distillation.temperature", self.temperature)
-        if not 0.0 <= self.weight <= 1.0:
-            raise ConfigError(
-                "objective.distillation.weight is not a fraction", expected="0 ≤ fraction ≤ 1", got=self.weight
-            )
+        check_fraction("objective.distillation.weight", self.weight, allow_one=True)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -25,8 +25,6 @@ MAX_EPOCHS = 40.0
 """Longest final run from pretrained weights, in passes over the images: more would only overfit."""
 MIN_SHOTS = 20
 """Images of each class below which a probe at a larger size is not worth its time."""
-FULL_COST, LORA_COST, HEAD_COST = 3.0, 2.5, 1.1
-"""Time of a training step relative to a forward pass."""
 HELD_OUT_IMAGES, MAX_HELD_OUT = 100, 0.3
 """Number of images to hold out, and the largest fraction of the training images that this may be."""
 
@@ -54,11 +52,10 @@ class TimeBudget:
 
 @dataclass(frozen=True, kw_only=True)
 class TrialPlan:
-    """A trial: settings that differ from the base configuration, and its cost per image in forward passes."""
+    """A trial: settings that differ from the base configuration."""
 
     name: str
     settings: Mapping[str, object]
-    cost: float
     is_scratch: bool = False
 
 
@@ -128,24 +125,17 @@ def plan_trials(
     """Return trials, the most promising first; settings in `fixed` were given and are not varied."""
     trials: list[TrialPlan] = []
     if is_pretrained:
-        grid = [
-            ("all", 1e-4, FULL_COST),
-            ("all", 3e-4, FULL_COST),
-            ("lora", 1e-3, LORA_COST),
-            ("head", 1e-3, HEAD_COST),
-            ("all", 1e-3, FULL_COST),
-            ("all", 3e-5, FULL_COST),
-        ]
-        for trainable, lr, cost in grid:
+        grid = [("all", 1e-4), ("all", 3e-4), ("lora", 1e-3), ("head", 1e-3), ("all", 1e-3), ("all", 3e-5)]
+        for trainable, lr in grid:
             settings: dict[str, object] = {"optimizer.trainable": trainable, "schedule.lr": lr}
             settings = {key: value for key, value in settings.items() if key not in fixed}
             if "optimizer.trainable" in fixed and trainable != config.optimizer.trainable:
                 continue
             if all(each.settings != settings for each in trials):
                 rate = config.schedule.lr if "schedule.lr" in fixed else lr
-                trials.append(TrialPlan(name=f"{trainable}-lr-{rate:g}", settings=settings, cost=cost))
+                trials.append(TrialPlan(name=f"{trainable}-lr-{rate:g}", settings=settings))
     if with_scratch:
-        trials.insert(1, TrialPlan(name=SCRATCH, settings={}, cost=FULL_COST, is_scratch=True))
+        trials.insert(1, TrialPlan(name=SCRATCH, settings={}, is_scratch=True))
     return trials
 
 

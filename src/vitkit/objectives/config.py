@@ -4,7 +4,7 @@ To add one, write a module with an `ObjectiveBuilder` and add its entry here.
 """
 
 from dataclasses import dataclass
-from importlib import import_module
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Literal
 
 from vitkit.core.errors import ConfigError, check_fraction, check_not_negative, check_positive, did_you_mean
@@ -117,6 +117,5 @@ class ObjectiveConfig(SupervisedConfig):
 
 def get_builder(config: ObjectiveConfig) -> "ObjectiveBuilder":
     """Return the builder of the configured objective."""
-    module, _, name = find_objective(config.name).builder.partition(":")
-    builder: type[ObjectiveBuilder] = getattr(import_module(module), name)
+    builder: type[ObjectiveBuilder] = resolve_name(find_objective(config.name).builder)
     return builder(config)

@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 
 from vitkit.core.errors import ConfigError
+from vitkit.core.files import remove_empty_directories
 from vitkit.core.formatting import format_plural
 from vitkit.core.lock import lock_directory
 from vitkit.core.signals import StopFlag, StopRequested
@@ -27,7 +28,6 @@ from vitkit.training.auto_state import (
     check_same_request,
     keep_better_checkpoint,
     read_state,
-    remove_empty,
     remove_unstarted,
     write_state,
 )
@@ -101,7 +101,7 @@ def run_within_budget(
             if ranks.is_main and is_new:
                 if auto.owns_files:
                     remove_unstarted(run_dir)
-                remove_empty(new_dirs)
+                remove_empty_directories(new_dirs)
             raise
 
 

@@ -1,6 +1,5 @@
 """End of a run: save and evaluate the model, measure the compute, and write the report and the summary."""
 
-import io
 import math
 import platform
 import shlex
@@ -18,9 +17,10 @@ from PIL import Image
 
 from vitkit.core import metrics_log
 from vitkit.core.config import to_toml
-from vitkit.core.files import write_bytes, write_json, write_text
+from vitkit.core.files import atomic_write, write_json, write_text
 from vitkit.core.formatting import format_clock
 from vitkit.core.metrics_log import MetricsRecord
+from vitkit.core.result import to_json
 from vitkit.core.shapes import Tensor
 from vitkit.data.dataset import ImageSource, count_labels
 from vitkit.data.decode import decode
@@ -102,7 +102,7 @@ def finalize_run(
     if context.is_trial:
         artifact_io.write_artifact(run_dir.path, bundle)
         final = final_evaluation(config, metrics_log.read_metrics(run_dir.metrics))
-        trial: dict[str, object] = {"validation": finite_values(final)}
+        trial: dict[str, object] = {"validation": to_json(final)}
         write_json(run_dir.summary, trial)
         return trial
     bundle, winner = keep_best(context, bundle)
@@ -145,7 +145,7 @@ def finalize_run(
         "bad_files": data.bad,
         "evaluated_on": evaluation.split if evaluation else None,
         "result": summarize_result(evaluation.result) if evaluation else None,
-        "validation": finite_values(final_evaluation(config, metrics)),
+        "validation": to_json(final_evaluation(config, metrics)),
         "compute": asdict(compute),
     } | ({"selection": tried} if tried else {})
     if evaluation:
@@ -197,9 +197,8 @@ def write_arrays(run_dir: RunDir, result: EvaluationResult) -> None:
     """Write the pairs of classes and the arrays by image of an evaluation, which the summary does not have."""
     images = {name: getattr(result, name) for name in IMAGE_ARRAYS}
     for path, arrays in ((run_dir.confusion, vars(result.confusion)), (run_dir.predictions, images)):
-        content = io.BytesIO()
-        np.savez_compressed(content, **arrays)
-        write_bytes(path, content.getvalue())
+        with atomic_write(path) as temporary, temporary.open("wb") as file:
+            np.savez_compressed(file, **arrays)
 
 
 def read_result(run_dir: RunDir, *, labels: tuple[str, ...]) -> EvaluationResult | None:
@@ -283,17 +282,6 @@ def final_evaluation(config: RunConfig, metrics: Sequence[MetricsRecord]) -> dic
     stops_early = config.evaluation.patience is not None
     final = max(records, key=metrics_log.validation_score) if stops_early else records[-1]
     return {key: value for key, value in final.items() if key.startswith("val_")}
-
-
-def finite_values(metrics: Mapping[str, object] | None) -> dict[str, object] | None:
-    """Return metrics as JSON values: a number that is not finite is None.
-
-    >>> finite_values({"val_loss": math.nan, "val_top1": 0.5})
-    {'val_loss': None, 'val_top1': 0.5}
-    """
-    if metrics is None:
-        return None
-    return {key: value if math.isfinite(float(str(value))) else None for key, value in metrics.items()}
 
 
 def explain_missing_result(config: RunConfig, data: RunData, validation: Mapping[str, object] | None) -> str:

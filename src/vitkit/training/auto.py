@@ -161,9 +161,9 @@ class AutoRun:
 
     def remaining(self) -> float:
         """Return the seconds left for training, the same on every rank; collective over all ranks."""
-        return self.share(self.budget.remaining() - self.reserve())
+        return self.broadcast(self.budget.remaining() - self.reserve())
 
-    def share(self, seconds: float) -> float:
+    def broadcast(self, seconds: float) -> float:
         """Return the main rank's value on every rank, to a microsecond; collective over all ranks."""
         return seconds if self.ranks.world_size == 1 else self.ranks.broadcast_int(round(1e6 * seconds)) / 1e6
 
@@ -221,7 +221,7 @@ class AutoRun:
 
         state, data, config, workers = self.state, self.data, self.tuned, resolve_workers(self.tuned)
         prober = Prober(data=data, workers=workers, device=self.ranks.device, progress=on_progress)
-        fitted: list[tuple[str, Probe]] = []
+        probes: list[tuple[str, Probe]] = []
         seconds = PROBE_FRACTION * self.budget.seconds / len(state.sources)
         for source in state.sources:
             bundle = fit_channels(load_stored_bundle(source), config.data.channels, callback=self.callback)
@@ -229,11 +229,11 @@ class AutoRun:
             started = self.budget.elapsed()
             prober.features(resize_bundle(bundle, sizes[0]), prober.held_out())
             per_image = (self.budget.elapsed() - started) / len(prober.held_out())
-            if not fitted:
-                needed = per_image * min(len(data.train), 2 * len(data.classes))
-                self.check_time(needed, remaining=self.budget.remaining())
+            if not probes:
+                duration = per_image * min(len(data.train), 2 * len(data.classes))
+                self.check_time(duration, remaining=self.budget.remaining())
             limit = min(seconds, 0.5 * self.budget.remaining())
-            chosen, images = plan_probes(
+            sizes, images = plan_probes(
                 sizes,
                 seconds_per_image=per_image,
                 images=len(data.train),
@@ -241,7 +241,7 @@ class AutoRun:
                 num_classes=len(data.classes),
             )
             limit += self.budget.elapsed()
-            for before, size in zip((None, *chosen), chosen, strict=False):
+            for before, size in zip((None, *sizes), sizes, strict=False):
                 started = self.budget.elapsed()
                 if before and started + state.records[-1].seconds * (size / before) ** 2 > limit:
                     break  # the machine has become slower since the first measurement
@@ -253,10 +253,10 @@ class AutoRun:
                     seconds=self.budget.elapsed() - started,
                 )
                 self.record(record)
-                fitted.append((record.name, probe))
-                if len(fitted) == 1:  # usable from now on
+                probes.append((record.name, probe))
+                if len(probes) == 1:  # usable from now on
                     write_artifact(self.run_dir.path, probe.bundle)
-        state.probe, best = choose_probe(fitted)
+        state.probe, best = choose_probe(probes)
         state.best = state.probe
         write_artifact(self.run_dir.path, best.bundle)
         write_artifact(self.run_dir.path / PROBE, best.bundle)
@@ -278,7 +278,7 @@ class AutoRun:
     def try_all(self, dataset: Dataset) -> None:
         """Run the trials for which there is time."""
         if not self.state.records:
-            self.check_time(0.0, remaining=self.share(self.budget.remaining()))
+            self.check_time(0.0, remaining=self.broadcast(self.budget.remaining()))
         plans = self.plan()
         count, seconds = count_trials(min(TRIALS_FRACTION * self.budget.seconds, 0.6 * self.remaining()))
         if len(plans) == 1:  # nothing to choose, only a speed to measure
@@ -339,9 +339,9 @@ class AutoRun:
             name=name,
             top1=float(str(last["val_top1"])),
             loss=loss,
-            seconds=self.share(self.budget.elapsed() - started),
+            seconds=self.broadcast(self.budget.elapsed() - started),
             steps=int(str(last["step"])),
-            seconds_per_step=self.share(timer.seconds_per_step),
+            seconds_per_step=self.broadcast(timer.seconds_per_step),
         )
 
     def find_best(self, records: Sequence[TrialRecord]) -> TrialRecord:

@@ -142,7 +142,7 @@ class ScheduleConfig:
 
     @property
     def micro_batches(self) -> int:
-        """Return the number of micro-batches; 1 as long as it is not determined."""
+        """Number of micro-batches; 1 as long as it is not determined."""
         return 1 if self.accumulate == "auto" else self.accumulate
 
 

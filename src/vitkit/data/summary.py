@@ -238,9 +238,10 @@ def _warn_about_sizes(headers: Sequence[ImageHeader]) -> list[str]:
     sides = [min(header.height, header.width) for header in headers]
     median = statistics.median(sides) if sides else 0
     small = [side for side in sides if side < MIN_SIDE and side * 4 < median]
-    images_are = "one image is" if len(small) == 1 else f"{len(small)} images are"
-    very_small = f"{images_are} very small: down to {min(small, default=0)} pixels, where others have {median:.0f}"
-    return [very_small] if small else []
+    if not small:
+        return []
+    count = "one image is" if len(small) == 1 else f"{len(small)} images are"
+    return [f"{count} very small: down to {min(small)} pixels, where others have {median:.0f}"]
 
 
 def _list(names: Sequence[str], one: str, many: str, problem: str) -> list[str]:

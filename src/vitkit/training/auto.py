@@ -88,8 +88,8 @@ def run_within_budget(
         if (summary := run_dir.read_summary()) is not None:
             check_finished_data(run_dir, ranks=ranks, dataset=dataset)
             return RunResult(run_dir, summary, already_finished=True)
-        budget = TimeBudget(seconds=60 * request.minutes, clock=clock, spent=state.seconds if state else 0.0)
-        budget.started = budget.started if started is None else started
+        started, spent = clock() if started is None else started, state.seconds if state else 0.0
+        budget = TimeBudget(seconds=60 * request.minutes, clock=clock, started=started, spent=spent)
         initial = AutoState(request=request.key(), sources=list(request.sources))
         auto = AutoRun(request, run_dir, ranks, budget, callback, stop, dataset, state or initial)
         try:
@@ -304,10 +304,9 @@ class AutoRun:
     def try_one(self, plan: TrialPlan, *, seconds: float, dataset: Dataset) -> None:
         """Train for some seconds and record the result; a trial that diverges is not recorded."""
         steps = self.estimate_steps(plan, seconds=SAFETY * seconds)
-        machine = {"data.verify": False, "checkpoint.best": False, "checkpoint.last": 1}
-        config = self.get_base(plan).override(
-            {**plan.settings, **schedule_settings(steps), "evaluation.every": steps, **machine}
-        )
+        settings = {**plan.settings, **schedule_settings(steps), "evaluation.every": steps}
+        settings |= {"data.verify": False, "checkpoint.best": False, "checkpoint.last": 1}
+        config = self.get_base(plan).override(settings)
         self.callback.on_message(f"trying {plan.name}")
         try:
             record = self.run_trial(plan.name, config, seconds=seconds, dataset=dataset)

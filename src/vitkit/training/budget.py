@@ -5,7 +5,7 @@ Pure functions of measured seconds and scores. `training/auto.py` carries the pl
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from vitkit.core.formatting import format_plural
@@ -29,17 +29,14 @@ HELD_OUT_IMAGES, MAX_HELD_OUT = 100, 0.3
 """Number of images to hold out, and the largest fraction of the training images that this may be."""
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class TimeBudget:
-    """Seconds of a run, by a clock; `spent` are those of earlier calls that were interrupted."""
+    """Seconds of a run, by a clock that was at `started`; `spent` are those of earlier calls that were interrupted."""
 
     seconds: float
     clock: Callable[[], float]
+    started: float
     spent: float = 0.0
-    started: float = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.started = self.clock()
 
     def elapsed(self) -> float:
         """Return the seconds spent so far."""

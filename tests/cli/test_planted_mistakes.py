@@ -178,6 +178,8 @@ def test_mistake_in_a_settings_file(directory, shell, text, names, cure):
         ({"lr": "abc"}, 'schedule.lr is not valid (expected a number, got "abc")', None),
         ({"lr": "-1"}, "schedule.lr must be positive", None),
         ({"lr": "nan"}, "schedule.lr must be positive", None),
+        ({"lr": "inf"}, "schedule.lr must be finite", None),
+        ({"optimizer.layer_decay": 0}, "optimizer.layer_decay is not a fraction (expected 0 < fraction ≤ 1", None),
         ({"image_size": 20}, "the patch does not divide the image (expected multiples of 8×8, got 20×20)", "16×16"),
         ({"model.name": "B/99"}, "unknown model B/99", "vitkit models lists every name"),
         ({"model.name": "none"}, "no model is set", "set model.name"),

@@ -3,6 +3,7 @@
 import os
 import sqlite3
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ from data.layouts import parquet, samples, webdataset_cls
 
 from vitkit.core.errors import DataError
 from vitkit.data import image_cache, verify
-from vitkit.data.dataset import ConcatSource, ImageSource, StoredImage, Subset, hold_out
+from vitkit.data.dataset import ConcatSource, DecodedImage, ImageSource, StoredImage, Subset, hold_out
 from vitkit.data.fingerprint import Fingerprint, describe_changes, fingerprint_contents
 from vitkit.data.image_cache import ImageCache, open_image_cache
 from vitkit.data.layouts.registry import open_dataset
@@ -56,13 +57,13 @@ def cache(tmp_path: Path) -> ImageCache:
 def decoded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Sizes of the images that were decoded to verify them."""
     sizes: list[int] = []
-    original = verify.check_image
+    original = verify.decode
 
-    def count(image: StoredImage, *, channels: int = 3) -> None:
+    def count(image: StoredImage, **options: Any) -> DecodedImage:
         sizes.append(len(image))
-        original(image, channels=channels)
+        return original(image, **options)
 
-    monkeypatch.setattr(verify, "check_image", count)
+    monkeypatch.setattr(verify, "decode", count)
     return sizes
 
 

@@ -24,8 +24,8 @@ def record(name: str, top1: float, loss: float, steps: int = 5) -> TrialRecord:
 
 
 def test_budget_counts_earlier_calls():
-    times = iter([100.0, 130.0, 150.0])
-    budget = TimeBudget(seconds=120.0, clock=lambda: next(times), spent=20.0)
+    times = iter([130.0, 150.0])
+    budget = TimeBudget(seconds=120.0, clock=lambda: next(times), started=100.0, spent=20.0)
     assert (budget.elapsed(), budget.remaining()) == (50.0, 50.0)
 
 

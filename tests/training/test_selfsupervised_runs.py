@@ -200,7 +200,7 @@ def test_failed_picture_is_a_warning(tmp_path, monkeypatch) -> None:
     def fail(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(evaluation_module, "write_bytes", fail)
+    monkeypatch.setattr(evaluation_module, "atomic_write", fail)
     assert (
         run_training(replace(BASE, objective=OBJECTIVES["masked"]), tmp_path / "run", callback=Recorder()).summary
         is not None

@@ -7,7 +7,7 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from itertools import count
@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Literal
 from vitkit.core.config import flatten_settings
 from vitkit.core.environment import is_main_rank
 from vitkit.core.errors import ConfigError, UnknownNameError, check_positive, did_you_mean
+from vitkit.core.files import remove_empty_directories
 from vitkit.core.signals import StopFlag
 from vitkit.recipes.registry import RECIPES, find_recipe
 from vitkit.training.budget import DEFAULT_MINUTES
@@ -444,7 +445,5 @@ def store_models(models: Mapping[str, ModelSource], out: FilePath) -> Iterator[N
         if stored.keys() >= set(out.iterdir()):
             for path in stored:
                 shutil.rmtree(path, ignore_errors=True)
-            for path in new_dirs:
-                with suppress(OSError):  # not empty: something else uses it
-                    path.rmdir()
+            remove_empty_directories(new_dirs)
         raise

@@ -43,6 +43,7 @@ def print_table(recipes: "list[Recipe]", *, expand: bool) -> None:
     """Print the recipes by group; the many of AugReg are one line unless `expand` is set."""
     from rich.table import Table
 
+    from vitkit.data.config import AUGREG_LEVELS
     from vitkit.recipes import paper
     from vitkit.recipes.recipe import slug
 
@@ -56,7 +57,7 @@ def print_table(recipes: "list[Recipe]", *, expand: bool) -> None:
         if group == paper.AUGREG and not expand:
             models = ", ".join(slug(model) for model in paper.AUGREG_MODELS)
             table.add_row("  augreg-MODEL-LEVEL", f"on ImageNet, or with -21k on ImageNet-21k. MODEL: {models}")
-            table.add_row("", f"LEVEL: {', '.join(paper.LEVELS)}", "vitkit recipes 'augreg-*' lists them")
+            table.add_row("", f"LEVEL: {', '.join(AUGREG_LEVELS)}", "vitkit recipes 'augreg-*' lists them")
         else:
             for recipe in (each for each in recipes if each.group == group):
                 table.add_row(f"  {recipe.name}", recipe.summary, recipe.time)

@@ -86,22 +86,25 @@ def summarize(error: BaseException) -> str:
     return error.summary if isinstance(error, VitkitError) else str(error)
 
 
-def check_fraction(name: str, fraction: int | float) -> None:
-    """Raise unless 0 ≤ fraction < 1."""
-    if not 0.0 <= fraction < 1.0:
-        raise ConfigError(f"{name} is not a fraction", expected="0 ≤ fraction < 1", got=fraction)
+def check_fraction(name: str, fraction: int | float, *, allow_zero: bool = True, allow_one: bool = False) -> None:
+    """Raise unless a number is between 0 and 1; of these two, by default only 0 is allowed."""
+    is_allowed = {0.0: allow_zero, 1.0: allow_one}.get(fraction, 0.0 < fraction < 1.0)
+    if not is_allowed:
+        expected = f"0 {'≤' if allow_zero else '<'} fraction {'≤' if allow_one else '<'} 1"
+        raise ConfigError(f"{name} is not a fraction", expected=expected, got=fraction)
 
 
-def check_positive(name: str, number: int | float) -> None:
-    """Raise unless a number is more than zero."""
-    if not number > 0:
+def check_positive(name: str, number: int | float | None) -> None:
+    """Raise unless a number is more than zero, or None: an optional setting that is not set."""
+    if number is not None and not number > 0:
         raise ConfigError(f"{name} must be positive", expected="more than 0", got=number)
 
 
 def check_not_negative(name: str, number: int | float) -> None:
     """Raise unless a number is finite and at least zero."""
     if not 0 <= number < math.inf:
-        raise ConfigError(f"{name} cannot be negative", expected="0 or more", got=number)
+        problem = "cannot be negative" if number < 0 else "must be finite"
+        raise ConfigError(f"{name} {problem}", expected="0 or more", got=number)
 
 
 def did_you_mean(name: str, candidates: Iterable[str]) -> str | None:

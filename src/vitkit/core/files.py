@@ -12,8 +12,8 @@ import json
 import os
 import shutil
 import stat
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 
@@ -185,6 +185,13 @@ def remove_path(path: Path) -> None:
         shutil.rmtree(path, ignore_errors=True)
     else:
         path.unlink(missing_ok=True)
+
+
+def remove_empty_directories(paths: Iterable[Path]) -> None:
+    """Remove the directories that are empty."""
+    for path in paths:
+        with suppress(OSError):  # not empty: something else uses it
+            path.rmdir()
 
 
 def sync_file(path: Path) -> None:

@@ -77,7 +77,7 @@ def check_augment(augment: AugmentConfig, *, channels: int) -> None:
             raise ConfigError(message, expected="1 or 3 channels", got=channels, hint=hint)
 
 
-_MIXUP_AND_RANDAUGMENT: dict[str, tuple[float, tuple[int, int]]] = {
+AUGREG_LEVELS: dict[str, tuple[float, tuple[int, int]]] = {
     "none": (0.0, (0, 0)),
     "light1": (0.0, (2, 0)),
     "light2": (0.2, (2, 10)),
@@ -86,6 +86,7 @@ _MIXUP_AND_RANDAUGMENT: dict[str, tuple[float, tuple[int, int]]] = {
     "strong1": (0.5, (2, 20)),
     "strong2": (0.8, (2, 20)),
 }
+"""Mixup, and layers and magnitude of RandAugment, of each level of AugReg."""
 
 
 def augreg_config(level: str) -> AugmentConfig:
@@ -94,10 +95,10 @@ def augreg_config(level: str) -> AugmentConfig:
     >>> augreg_config("medium1").mixup, augreg_config("medium1").randaugment_magnitude
     (0.2, 15)
     """
-    if level not in _MIXUP_AND_RANDAUGMENT:
-        hint = did_you_mean(level, _MIXUP_AND_RANDAUGMENT) or f"known levels: {', '.join(_MIXUP_AND_RANDAUGMENT)}"
+    if level not in AUGREG_LEVELS:
+        hint = did_you_mean(level, AUGREG_LEVELS) or f"known levels: {', '.join(AUGREG_LEVELS)}"
         raise UnknownNameError(f"AugReg has no level {level!r}", hint=hint)
-    mixup, (layers, magnitude) = _MIXUP_AND_RANDAUGMENT[level]
+    mixup, (layers, magnitude) = AUGREG_LEVELS[level]
     return AugmentConfig(mixup=mixup, randaugment_layers=layers, randaugment_magnitude=magnitude)
 
 

@@ -1,7 +1,6 @@
 """Contact sheets: thumbnails of the images of each class in one picture."""
 
 import contextlib
-import io
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +8,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 
 from vitkit.core.errors import DataError
-from vitkit.core.files import write_bytes
+from vitkit.core.files import atomic_write
 from vitkit.core.formatting import format_plural
 from vitkit.data.dataset import Dataset, ImageSource
 from vitkit.data.decode import decode
@@ -22,10 +21,10 @@ _BACKGROUND, _CELL, _TEXT, _LIGHT, _RED = "#ffffff", "#f1f3f5", "#1f2328", "#6e7
 
 def write_contact_sheet(dataset: Dataset, path: Path | str) -> None:
     """Write a contact sheet as a PNG file."""
-    file = io.BytesIO()
-    draw_contact_sheet(dataset).save(file, "PNG", optimize=True)
+    sheet = draw_contact_sheet(dataset)
     try:
-        write_bytes(path, file.getvalue())
+        with atomic_write(path) as temporary:
+            sheet.save(temporary, "PNG", optimize=True)
     except OSError as error:
         raise DataError(f"{path}: cannot be written: {error.strerror}") from error
 

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from vitkit.core.errors import ConfigError, check_fraction
+from vitkit.core.errors import check_fraction
 
 StoredImage = bytes | NDArray[np.uint8]
 """An image as the dataset stores it: an encoded file, or pixels, H × W or H × W × C."""
@@ -60,7 +60,35 @@ class ImageSource(ABC):
         return hash_image(self.read(index))
 
 
-class Subset(ImageSource):
+class DerivedSource(ImageSource):
+    """Base of sources whose images are those of other sources."""
+
+    @abstractmethod
+    def _resolve(self, index: int) -> tuple[ImageSource, int]:
+        """Return the source that has an image, and its index there."""
+
+    def name(self, index: int) -> str:
+        """Return the name that the image has in its own source."""
+        source, index = self._resolve(index)
+        return source.name(index)
+
+    def read(self, index: int) -> StoredImage:
+        """Return the image as it is stored."""
+        source, index = self._resolve(index)
+        return source.read(index)
+
+    def locate(self, index: int) -> tuple[str, int] | None:
+        """Return the file of the image and its position there."""
+        source, index = self._resolve(index)
+        return source.locate(index)
+
+    def checksum(self, index: int) -> bytes:
+        """Return the checksum of the stored image."""
+        source, index = self._resolve(index)
+        return source.checksum(index)
+
+
+class Subset(DerivedSource):
     """Selected images of a source, in the given order."""
 
     def __init__(self, source: ImageSource, indices: Iterable[int]) -> None:
@@ -68,24 +96,11 @@ class Subset(ImageSource):
         self.layout, self.classes, self.labels = source.layout, source.classes, source.labels[self.indices]
         self.always_readable = source.always_readable
 
-    def name(self, index: int) -> str:
-        """Return the name that the image has in the whole source."""
-        return self.source.name(int(self.indices[index]))
-
-    def read(self, index: int) -> StoredImage:
-        """Return the image as it is stored."""
-        return self.source.read(int(self.indices[index]))
-
-    def locate(self, index: int) -> tuple[str, int] | None:
-        """Return the file of the image and its position there."""
-        return self.source.locate(int(self.indices[index]))
-
-    def checksum(self, index: int) -> bytes:
-        """Return the checksum of the stored image."""
-        return self.source.checksum(int(self.indices[index]))
+    def _resolve(self, index: int) -> tuple[ImageSource, int]:
+        return self.source, int(self.indices[index])
 
 
-class ConcatSource(ImageSource):
+class ConcatSource(DerivedSource):
     """Several sources with the same classes, one after the other."""
 
     def __init__(self, sources: Sequence[ImageSource]) -> None:
@@ -96,29 +111,9 @@ class ConcatSource(ImageSource):
         self.left_out = tuple(name for source in sources for name in source.left_out)
         self.ends = np.cumsum([len(source) for source in sources])
 
-    def _find_source(self, index: int) -> tuple[ImageSource, int]:
+    def _resolve(self, index: int) -> tuple[ImageSource, int]:
         number = int(np.searchsorted(self.ends, index, side="right"))
         return self.sources[number], index - int(self.ends[number]) + len(self.sources[number])
-
-    def name(self, index: int) -> str:
-        """Return the name that the image has in its own source."""
-        source, index = self._find_source(index)
-        return source.name(index)
-
-    def read(self, index: int) -> StoredImage:
-        """Return the image as it is stored."""
-        source, index = self._find_source(index)
-        return source.read(index)
-
-    def locate(self, index: int) -> tuple[str, int] | None:
-        """Return the file of the image and its position there."""
-        source, index = self._find_source(index)
-        return source.locate(index)
-
-    def checksum(self, index: int) -> bytes:
-        """Return the checksum of the stored image."""
-        source, index = self._find_source(index)
-        return source.checksum(index)
 
 
 @dataclass(frozen=True)
@@ -181,8 +176,7 @@ def subsample(source: ImageSource, *, fraction: int | float, salt: str = "") -> 
 
     A smaller fraction is a subset of a larger one.
     """
-    if not 0.0 < fraction <= 1.0:
-        raise ConfigError("fraction of the images is out of range", expected="0 < fraction ≤ 1", got=fraction)
+    check_fraction("fraction", fraction, allow_zero=False, allow_one=True)
     indices: list[int] = []
     for members in _sort_classes(source, salt=salt):
         indices += members[: max(round(fraction * len(members)), 1)]

@@ -236,9 +236,8 @@ def _open(content: bytes, limits: DecodeLimits) -> Iterator[Image.Image]:
         check_limit("bytes", len(content), limits.max_bytes)
         check_structure(content, max_frames=limits.max_frames)
         with _suppress_warnings():
-            image = (
-                _open_heif(content) if is_heif(content) and "HEIF" in limits.formats else _open_pillow(content, limits)
-            )
+            is_heif = _detect_format(content) == "HEIF" and "HEIF" in limits.formats
+            image = _open_heif(content) if is_heif else _open_pillow(content, limits)
         with image:
             _check_header(image, content, limits)
             yield image
@@ -272,11 +271,6 @@ def _detect_format(content: bytes) -> str | None:
         names = [_BRANDS.get(content[start : start + 4]) for start in (8, *range(16, size, 4))]
         return "AVIF" if "AVIF" in names else next(filter(None, names), None)
     return next((name for magic, name in _MAGIC.items() if content.startswith(magic)), None)
-
-
-def is_heif(content: bytes) -> bool:
-    """Return whether a file is HEIF, by its first bytes."""
-    return _detect_format(content) == "HEIF"
 
 
 def _check_header(image: Image.Image, content: bytes, limits: DecodeLimits) -> None:

@@ -1,7 +1,6 @@
 """Fingerprints of the contents of a source, to find out what changed between two runs."""
 
 import hashlib
-import io
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -11,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitkit.core.errors import DataError
-from vitkit.core.files import write_bytes
+from vitkit.core.files import atomic_write
 from vitkit.core.formatting import format_plural, shorten_list
 from vitkit.core.pickles import describe_array_error
 from vitkit.data.dataset import ImageSource, Subset
@@ -40,16 +39,9 @@ class Fingerprint:
 
     def save(self, path: Path | str) -> None:
         """Write the fingerprint to an .npz file."""
-        file = io.BytesIO()
-        np.savez_compressed(
-            file,
-            names=_pack(self.names),
-            classes=_pack(self.classes),
-            labels=self.labels,
-            statuses=self.statuses,
-            digests=self.digests,
-        )
-        write_bytes(path, file.getvalue())
+        arrays = vars(self) | {"names": _pack(self.names), "classes": _pack(self.classes)}
+        with atomic_write(path) as temporary, temporary.open("wb") as file:
+            np.savez_compressed(file, **arrays)
 
     @classmethod
     def load(cls, path: Path | str) -> "Fingerprint":

@@ -25,6 +25,7 @@ from vitkit.core.errors import (
     InputError,
     UnknownNameError,
     WeightsError,
+    check_fraction,
     check_positive,
     did_you_mean,
     summarize,
@@ -89,10 +90,7 @@ class Preprocessing:
     def __post_init__(self) -> None:
         check_positive("preprocessing.image_size", min(pair(self.image_size)))
         check_positive("preprocessing.channels", self.channels)
-        if not 0.0 < self.crop_fraction <= 1.0:
-            raise ConfigError(
-                "preprocessing.crop_fraction is out of range", expected="0 < fraction ≤ 1", got=self.crop_fraction
-            )
+        check_fraction("preprocessing.crop_fraction", self.crop_fraction, allow_zero=False, allow_one=True)
         if not self.antialias and (self.interpolation != "bilinear" or self.resize == "crop"):
             message = "preprocessing.antialias = false is only for the paper's bilinear squash"
             expected = 'interpolation = "bilinear" and resize = "squash" or "squash_crop"'

@@ -9,14 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from vitkit.core.environment import usable_cores
-from vitkit.core.errors import DataError, summarize
 from vitkit.core.formatting import shorten_list
 from vitkit.core.result import Result, draw, select
 from vitkit.data.contact_sheet import write_contact_sheet
 from vitkit.data.dataset import UNLABELED, Dataset, ImageSource, count_labels, hash_image
 from vitkit.data.decode import ImageHeader, read_header
 from vitkit.data.layouts.files import list_left_out
-from vitkit.data.verify import BadFile, check_image, map_images, read_image
+from vitkit.data.verify import BadFile, inspect_image, map_images
 
 if TYPE_CHECKING:
     import matplotlib.figure
@@ -190,15 +189,9 @@ def summarize_dataset(
 
 
 def _check_one(source: ImageSource, index: int, *, channels: int) -> tuple[ImageHeader | None, str, bytes]:
-    """Return the header of an image, or None and the reason why it is bad, and a checksum of its content."""
-    checksum = b""
-    try:
-        image = read_image(source, index)
-        checksum = hash_image(image)
-        check_image(image, channels=channels)
-        return read_header(image), "", checksum
-    except DataError as error:
-        return None, summarize(error), checksum
+    """Return the header of an image, or None and the reason why it is bad, and the checksum of a good one."""
+    image, reason = inspect_image(source, index, channels=channels)
+    return (None, reason, b"") if image is None or reason else (read_header(image), "", hash_image(image))
 
 
 def _get_sizes(headers: Sequence[ImageHeader]) -> ImageSizes | None:
@@ -245,9 +238,10 @@ def _warn_about_sizes(headers: Sequence[ImageHeader]) -> list[str]:
     sides = [min(header.height, header.width) for header in headers]
     median = statistics.median(sides) if sides else 0
     small = [side for side in sides if side < MIN_SIDE and side * 4 < median]
-    images_are = "one image is" if len(small) == 1 else f"{len(small)} images are"
-    very_small = f"{images_are} very small: down to {min(small, default=0)} pixels, where others have {median:.0f}"
-    return [very_small] if small else []
+    if not small:
+        return []
+    count = "one image is" if len(small) == 1 else f"{len(small)} images are"
+    return [f"{count} very small: down to {min(small)} pixels, where others have {median:.0f}"]
 
 
 def _list(names: Sequence[str], one: str, many: str, problem: str) -> list[str]:

@@ -112,14 +112,8 @@ def verify_images(
 
 
 def _verify_one(source: ImageSource, index: int, *, channels: int, decoder: str) -> ImageRecord:
-    digest = b""
-    try:
-        image = read_image(source, index)
-        digest = hash_image(image)[:DIGEST_BYTES]
-        check_image(image, channels=channels)
-    except DataError as error:
-        return ImageRecord(digest, decoder, summarize(error))
-    return ImageRecord(digest, decoder)
+    image, reason = inspect_image(source, index, channels=channels)
+    return ImageRecord(b"" if image is None else hash_image(image)[:DIGEST_BYTES], decoder, reason)
 
 
 def skip_unreadable(
@@ -162,21 +156,18 @@ def read_image(source: ImageSource, index: int) -> StoredImage:
         raise DataError(f"cannot be read: {reason[:1].lower()}{reason[1:]}") from error
 
 
-def check_image(image: StoredImage, *, channels: int = 3) -> None:
-    """Raise DataError if an image cannot be decoded; of pixels only shape and size are checked."""
-    if isinstance(image, np.ndarray):
-        check_pixels(image, channels=channels)
-    else:
-        decode(image, channels=channels, draft_size=_DRAFT_SIZE)
-
-
-def find_reason(source: ImageSource, index: int, *, channels: int) -> str:
-    """Return why an image cannot be used; nothing if it can."""
+def inspect_image(source: ImageSource, index: int, *, channels: int) -> tuple[StoredImage | None, str]:
+    """Return a stored image, None if it cannot be read, and why it cannot be used, empty if it can."""
+    image: StoredImage | None = None
     try:
-        check_image(read_image(source, index), channels=channels)
+        image = read_image(source, index)
+        if isinstance(image, np.ndarray):
+            check_pixels(image, channels=channels)
+        else:
+            decode(image, channels=channels, draft_size=_DRAFT_SIZE)
     except DataError as error:
-        return summarize(error)
-    return ""
+        return image, summarize(error)
+    return image, ""
 
 
 # Worker processes

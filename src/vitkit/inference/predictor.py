@@ -12,7 +12,7 @@ from vitkit.data.dataset import ImageSource
 from vitkit.data.decode import ImageLike
 from vitkit.data.loader import CPU, ImageBatch, make_evaluation_loader
 from vitkit.data.preprocessing import Preprocessing
-from vitkit.data.verify import find_reason
+from vitkit.data.verify import inspect_image
 from vitkit.inference.agreement import Agreement
 from vitkit.inference.engine import Precision, check_precision, resolve_device
 from vitkit.inference.image_inputs import list_images, open_images
@@ -197,8 +197,8 @@ def predict_batches(
             for row, is_readable in enumerate(batch.labels.tolist()):
                 name, outputs = source.name(first + row), (probabilities, features)
                 if not is_readable:
-                    error = find_reason(source, first + row, channels=channels) or CHANGED
-                    rows.append(ImagePrediction(file=name, error=error))
+                    _, reason = inspect_image(source, first + row, channels=channels)
+                    rows.append(ImagePrediction(file=name, error=reason or CHANGED))
                 elif not all(output[row].isfinite().all() for output in outputs if output is not None):
                     rows.append(ImagePrediction(file=name, error=NOT_FINITE))
                 else:

@@ -210,8 +210,7 @@ class HeadConfig:
     norm: Literal["before_pooling", "after_pooling"] = "before_pooling"
 
     def __post_init__(self) -> None:
-        if self.pre_logits is not None:
-            check_positive("head.pre_logits", self.pre_logits)
+        check_positive("head.pre_logits", self.pre_logits)
 
 
 # ResNets

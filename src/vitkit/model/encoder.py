@@ -70,7 +70,7 @@ class LayerScale(nn.Module):
 
 
 class StochasticDepth(nn.Module):
-    """Drops a residual branch of whole images at random in training, and scales the others by 1 / (1 - rate)."""
+    """Dropout of a residual branch for whole images in training, which scales the others by 1 / (1 - rate)."""
 
     def __init__(self, rate: float) -> None:
         super().__init__()

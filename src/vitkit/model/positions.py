@@ -214,12 +214,12 @@ def resample_grid(
     torch.Size([1, 768, 8])
     """
     if table.shape[1] != old[0] * old[1]:
-        message, expected = (
+        raise InputError(
             "the position embeddings do not fill their grid",
-            f"{old[0]}×{old[1]} = {old[0] * old[1]} rows",
+            expected=f"{old[0]}×{old[1]} = {old[0] * old[1]} rows",
+            got=f"{table.shape[1]} rows",
+            hint="pass the number of prefix rows (class token) and the grid of the others",
         )
-        hint = "pass the number of prefix rows (class token) and the grid of the others"
-        raise InputError(message, expected=expected, got=f"{table.shape[1]} rows", hint=hint)
     if old == new:
         return table
     kernel = KERNELS[origin]

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from vitkit.core.errors import ConfigError, check_positive
+from vitkit.core.errors import ConfigError, check_fraction, check_positive
 from vitkit.core.sizes import pair
 from vitkit.model.config import BiTConfig, ViTConfig
 
@@ -34,9 +34,7 @@ class MaskedConfig:
 
     def __post_init__(self) -> None:
         for name in ("corrupt_ratio", "mask_token_ratio", "other_patch_ratio"):
-            value = getattr(self, name)
-            if not 0.0 <= value <= 1.0:
-                raise ConfigError(f"objective.masked.{name} is not a fraction", expected="0 ≤ fraction ≤ 1", got=value)
+            check_fraction(f"objective.masked.{name}", getattr(self, name), allow_one=True)
         check_positive("objective.masked.corrupt_ratio", self.corrupt_ratio)
         if self.mask_token_ratio + self.other_patch_ratio > 1.0 + 1e-9:
             message = "mask_token_ratio and other_patch_ratio are fractions of the same patches"
@@ -79,9 +77,7 @@ class MAEConfig:
     normalize: bool = True
 
     def __post_init__(self) -> None:
-        if not 0.0 < self.mask_ratio < 1.0:
-            message, expected = "objective.mae.mask_ratio is not a fraction", "0 < fraction < 1"
-            raise ConfigError(message, expected=expected, got=self.mask_ratio)
+        check_fraction("objective.mae.mask_ratio", self.mask_ratio, allow_zero=False)
         for name in ("width", "depth", "heads"):
             check_positive(f"objective.mae.{name}", getattr(self, name))
         if self.width % 4 or self.width % self.heads:

@@ -4,7 +4,7 @@ To add one, write a module with an `ObjectiveBuilder` and add its entry here.
 """
 
 from dataclasses import dataclass
-from importlib import import_module
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Literal
 
 from vitkit.core.errors import ConfigError, check_fraction, check_not_negative, check_positive, did_you_mean
@@ -74,10 +74,7 @@ class DistillationConfig:
 
     def __post_init__(self) -> None:
         check_positive("objective.distillation.temperature", self.temperature)
-        if not 0.0 <= self.weight <= 1.0:
-            raise ConfigError(
-                "objective.distillation.weight is not a fraction", expected="0 ≤ fraction ≤ 1", got=self.weight
-            )
+        check_fraction("objective.distillation.weight", self.weight, allow_one=True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,6 +117,5 @@ class ObjectiveConfig(SupervisedConfig):
 
 def get_builder(config: ObjectiveConfig) -> "ObjectiveBuilder":
     """Return the builder of the configured objective."""
-    module, _, name = find_objective(config.name).builder.partition(":")
-    builder: type[ObjectiveBuilder] = getattr(import_module(module), name)
+    builder: type[ObjectiveBuilder] = resolve_name(find_objective(config.name).builder)
     return builder(config)

@@ -62,9 +62,16 @@ class MAEObjective:
         """Make the patches with the lowest noise visible, and return the values of the others."""
         order = noise.argsort(dim=1).to(images.device)
         visible, hidden = (part.sort(dim=1).values for part in (order[:, : self.visible], order[:, self.visible :]))
-        patches = to_mae_order(patchify(images, patch_size=self.patch_size), patch_size=self.patch_size)
-        values = select_patches(patches, hidden)
-        return MAETargets(visible, hidden, normalize_patches(values) if self.config.normalize else values)
+        values = self.select_values(images, hidden)
+        if self.config.normalize:
+            mean, deviation = moments(values)
+            values = (values - mean) / deviation
+        return MAETargets(visible, hidden, values)
+
+    def select_values(self, images: Float[Tensor, "B C H W"], indices: Int[Tensor, "B M"]) -> Float[Tensor, "B M P"]:
+        """Return the values of the patches at `indices`, in the order of MAE's decoder."""
+        patches = patchify(images, patch_size=self.patch_size)
+        return to_mae_order(select_patches(patches, indices), patch_size=self.patch_size)
 
     def __call__(self, model: nn.Module, images: Float[Tensor, "B C H W"], targets: MAETargets) -> LossOutput:
         """Return the mean squared error of the hidden patches."""
@@ -81,8 +88,7 @@ class MAEObjective:
         """
         predicted = model(images, targets.visible, targets.hidden).float()
         if self.config.normalize:
-            patches = to_mae_order(patchify(images, patch_size=self.patch_size), patch_size=self.patch_size)
-            mean, deviation = moments(select_patches(patches, targets.hidden))
+            mean, deviation = moments(self.select_values(images, targets.hidden))
             predicted = predicted * deviation + mean
         height, width = self.patch_size
         values = rearrange(predicted, "B M (p q C) -> B M C (p q)", p=height, q=width)
@@ -144,9 +150,3 @@ def moments(patches: Float[Tensor, "B N P"]) -> tuple[Float[Tensor, "B N 1"], Fl
     """Return the mean and standard deviation of each patch, as in the released code."""
     mean, variance = patches.mean(dim=2, keepdim=True), patches.var(dim=2, keepdim=True)
     return mean, (variance + EPSILON).sqrt()
-
-
-def normalize_patches(patches: Float[Tensor, "B N P"]) -> Float[Tensor, "B N P"]:
-    """Normalize patches to mean 0 and variance 1."""
-    mean, deviation = moments(patches)
-    return (patches - mean) / deviation

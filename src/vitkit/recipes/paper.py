@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal, NamedTuple
 
-from vitkit.data.config import AugmentConfig, augreg_config
+from vitkit.data.config import AUGREG_LEVELS, AugmentConfig, augreg_config
 from vitkit.model.config import ViTConfig
 from vitkit.objectives.config import ObjectiveConfig
 from vitkit.recipes.recipe import Recipe, slug
@@ -192,8 +192,6 @@ TABLE4 = (
     ),
 )
 
-LEVELS = ("none", "light1", "light2", "medium1", "medium2", "strong1", "strong2")
-
 
 class AugregRow(NamedTuple):
     """A model of AugReg, on ImageNet and on ImageNet-21k.
@@ -225,7 +223,7 @@ def recipes() -> Iterator[Recipe]:
     yield from map(finetuning_recipe, TABLE4)
     for corpus in (IMAGENET, IMAGENET_21K):
         for model in AUGREG_MODELS:
-            yield from (augreg_recipe(corpus, model, level) for level in LEVELS)
+            yield from (augreg_recipe(corpus, model, level) for level in AUGREG_LEVELS)
 
 
 def train_command(name: str) -> str:
@@ -236,12 +234,12 @@ def train_command(name: str) -> str:
 def pretraining_recipe(row: PretrainingRow) -> Recipe:
     """Return the recipe of a row of Table 3; the name has the epochs if two rows differ only in them."""
     corpus = row.corpus
-    alone = sum((other.corpus, other.model) == (corpus, row.model) for other in TABLE3) == 1
-    name = f"{corpus.name}-{slug(row.model)}" + ("" if alone else f"-{row.epochs}ep")
+    is_unique = sum((other.corpus, other.model) == (corpus, row.model) for other in TABLE3) == 1
+    name = f"{corpus.name}-{slug(row.model)}" + ("" if is_unique else f"-{row.epochs}ep")
     time = f"{row.exaflops:g} exaFLOPs " + ("(Table 6)" if corpus is JFT else "by our count; not timed")
     if corpus is JFT and (days := TPU_DAYS.get((row.model, row.epochs))):
         time += f", {days} TPUv3-core-days (Table 2)"
-    source = "(Table 5)" if alone else "(Table 5, which does not say after how many epochs)"
+    source = "(Table 5)" if is_unique else "(Table 5, which does not say after how many epochs)"
     if corpus is JFT:
         source = "(Table 6). JFT-300M is not public: set data.path to a similar dataset"
     expected = "not in the paper: Table 5 does not have this model"

@@ -68,7 +68,7 @@ def small_recipes(data: Small) -> Iterator[Recipe]:
     gray = data == "fashion-mnist"
     title, path, runs = ("Fashion-MNIST", FASHION, "fashion") if gray else ("CIFAR-10", "FOLDER", "cifar10")
     short = "3 minutes on one core" if gray else "a few minutes on two cores, not timed"
-    alone, after = ("76.2 % of the 10,000 test images, ", "81.6 %, ") if gray else ("", "")
+    scratch_result, tuned_result = ("76.2 % of the 10,000 test images, ", "81.6 %, ") if gray else ("", "")
     few, half_hour = f"{data}-1-percent", "about half an hour on two cores, not timed"
     for method, make, summary, time in (
         ("masked", masked_small, "Masked patch prediction", half_hour),
@@ -89,7 +89,7 @@ def small_recipes(data: Small) -> Iterator[Recipe]:
         f"{title} with 1 % of its labels, from scratch",
         f"vitkit train {few} --out runs/{runs}-scratch data={path}",
         short,
-        f"{alone}the baseline of {few}-after; {FIGURES}",
+        f"{scratch_result}the baseline of {few}-after; {FIGURES}",
     )
     yield recipe(
         f"{few}-after",
@@ -97,7 +97,7 @@ def small_recipes(data: Small) -> Iterator[Recipe]:
         f"{title} with 1 % of its labels, after self-supervised pre-training",
         f"vitkit finetune runs/mae-{runs} {path} --recipe {few}-after --out runs/{runs}-after",
         short,
-        f"{after}more than {few}; {FIGURES}",
+        f"{tuned_result}more than {few}; {FIGURES}",
         rates=(3e-4, 1e-3, 2e-3),
     )
 

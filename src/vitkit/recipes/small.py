@@ -55,7 +55,7 @@ def finetune_folder() -> RunConfig:
 def fashion_mnist() -> RunConfig:
     """Return the run on Fashion-MNIST: small batches, since many steps learn more in a short run than few."""
     return RunConfig(
-        model=small_hybrid(image_size=28, units=1, width=128, depth=3, mlp_dim=256),
+        model=small_hybrid(image_size=28, depth=3),
         data=DataConfig(path="fashion-mnist", channels=1, val_fraction=0.02),
         augment=AugmentConfig(crop="pad", pad=1),
         objective=ObjectiveConfig(smoothing=0.1),
@@ -66,13 +66,13 @@ def fashion_mnist() -> RunConfig:
 
 def cifar10_small() -> RunConfig:
     """Return the run on CIFAR-10 with the usual crop and flip: half an hour is too short to overfit."""
-    return replace(cifar10_after_fractals(), model=cifar_model())
+    return replace(cifar10_after_fractals(), model=small_hybrid(image_size=32, depth=5))
 
 
 def fractals_small() -> RunConfig:
     """Return the pre-training run on fractals for cifar10-small's model."""
     return RunConfig(
-        model=cifar_model(),
+        model=small_hybrid(image_size=32, depth=5),
         data=DataConfig(path="fractals", fractals=FractalConfig(num_classes=200, per_class=1000, size=32)),
         augment=AugmentConfig(crop="pad", pad=4),
         optimizer=OptimizerConfig(weight_decay=0.05),
@@ -134,18 +134,13 @@ def stacked_hybrid(*, image_size: int, root_width: int) -> ModelChoice:
     return replace(model, settings=settings)
 
 
-def cifar_model() -> ModelChoice:
-    """Return the model of the CIFAR and fractal recipes."""
-    return small_hybrid(image_size=32, units=1, width=128, depth=5, mlp_dim=256)
-
-
-def small_hybrid(*, image_size: int, units: int, width: int, depth: int, mlp_dim: int) -> ModelChoice:
+def small_hybrid(*, image_size: int, depth: int) -> ModelChoice:
     """Return a hybrid with one token for 4 × 4 pixels: hybrids are better for small budgets (section 4.4).
 
     Fixed positions need not be learned in a short run.
     """
-    model = small_model(image_size=image_size, patch_size=1, width=width, depth=depth, mlp_dim=mlp_dim)
-    resnet = (f"backbone.units=[{units}]", "backbone.root_width=64", "positions.kind=sincos_2d")
+    model = small_model(image_size=image_size, patch_size=1, width=128, depth=depth, mlp_dim=256)
+    resnet = ("backbone.units=[1]", "backbone.root_width=64", "positions.kind=sincos_2d")
     return replace(model, settings=(*model.settings, *resnet))
 
 

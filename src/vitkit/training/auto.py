@@ -8,12 +8,13 @@ The settings of the final run are fixed in its config.toml; from there on a resu
 import math
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
 from vitkit.core.config import to_mapping
 from vitkit.core.errors import ConfigError
+from vitkit.core.files import remove_empty_directories
 from vitkit.core.formatting import format_plural
 from vitkit.core.lock import lock_directory
 from vitkit.core.signals import StopFlag, StopRequested
@@ -28,7 +29,6 @@ from vitkit.training.auto_state import (
     check_same_request,
     keep_better_checkpoint,
     read_state,
-    remove_empty,
     remove_unstarted,
     write_state,
 )
@@ -89,12 +89,12 @@ def run_within_budget(
         if (summary := run_dir.read_summary()) is not None:
             check_finished_data(run_dir, ranks=ranks, dataset=dataset)
             return RunResult(run_dir, summary, already_finished=True)
-        budget = TimeBudget(seconds=60 * request.minutes, clock=clock, spent=state.seconds if state else 0.0)
-        budget.started = budget.started if started is None else started
-        auto = AutoRun(request, run_dir, ranks, budget, callback, stop, dataset)
+        started, spent = clock() if started is None else started, state.seconds if state else 0.0
+        budget = TimeBudget(seconds=60 * request.minutes, clock=clock, started=started, spent=spent)
+        initial = AutoState(request=request.key(), sources=list(request.sources), advice=request.advice)
+        auto = AutoRun(request, run_dir, ranks, budget, callback, stop, dataset, state or initial)
         try:
-            new = AutoState(request=request.key(), sources=list(request.sources), advice=request.advice)
-            return auto.run(state or new, decisions)
+            return auto.run(decisions)
         except StopRequested:
             return RunResult(run_dir, None)
         except Exception:
@@ -102,7 +102,7 @@ def run_within_budget(
             if ranks.is_main and is_new:
                 if auto.owns_files:
                     remove_unstarted(run_dir)
-                remove_empty(new_dirs)
+                remove_empty_directories(new_dirs)
             raise
 
 
@@ -121,48 +121,52 @@ class AutoRun:
     callback: Callback
     stop: StopFlag
     dataset: Dataset | None
+    state: AutoState
     owns_files: bool = False
     """Whether this process has held the lock of the directory and written the first file."""
+    data: RunData = field(init=False)
+    tuned: RunConfig = field(init=False)
+    scratch: RunConfig | None = field(init=False)
+    """The configurations of the request, with what was decided since."""
 
-    def run(self, state: AutoState, decisions: Sequence[str]) -> RunResult:
+    def run(self, decisions: Sequence[str]) -> RunResult:
         """Probe, try, and train; a run whose settings are fixed already only trains."""
         if self.run_dir.config.exists():
-            return self.train_final(self.run_dir.read_config(), state, dataset=self.dataset, decisions=(), seconds=None)
-        self.request = replace(self.request, sources=tuple(state.sources))
+            return self.train_final(self.run_dir.read_config())
+        self.request = replace(self.request, sources=tuple(self.state.sources))
         self.callback.on_message(f"time budget: {self.request.minutes:g} minutes (--minutes)")
         self.run_dir.create()
         with lock_directory(self.run_dir.path) if self.ranks.is_main else nullcontext():
-            run_on_main(self.ranks, lambda _: write_state(self.run_dir, state))
+            run_on_main(self.ranks, lambda _: write_state(self.run_dir, self.state))
             self.owns_files = True
             dataset = self.dataset or open_config_dataset(self.request.tuned.data)
-            tuned, scratch = self.fix_data(dataset)
-            data = open_run_data(self.context(tuned, dataset))
-            check_run_images(data, self.callback)
-            scratch = self.check_scratch(scratch, data)
-            state.data = to_mapping(tuned.data)
-            run_on_main(self.ranks, lambda _: write_state(self.run_dir, state))
-            if not state.settings and state.sources:
-                run_on_main(self.ranks, lambda beat: self.probe(state, data, tuned, heartbeat=beat))
-                state = read_state(self.run_dir) or state
-            tuned = tuned.override(state.settings) if state.sources else tuned
-            if scratch is not None and "augment.flip" in state.settings:
-                scratch = scratch.override({"augment.flip": state.settings["augment.flip"]})
-            readable = exclude_bad_files(dataset, self.run_dir)
-            self.try_all(state, data, tuned=tuned, scratch=scratch, dataset=readable)
-        choice, config, trial = self.choose(state, data, tuned=tuned, scratch=scratch)
+            self.tuned, self.scratch = self.fix_data(dataset)
+            self.data = self.open_data(dataset)
+            check_run_images(self.data, self.callback)
+            self.check_scratch()
+            self.state.data = to_mapping(self.tuned.data)
+            run_on_main(self.ranks, lambda _: write_state(self.run_dir, self.state))
+            if not self.state.settings and self.state.sources:
+                run_on_main(self.ranks, lambda beat: self.probe(heartbeat=beat))
+                self.state = read_state(self.run_dir) or self.state
+            settings = self.state.settings
+            self.tuned = self.tuned.override(settings) if self.state.sources else self.tuned
+            if self.scratch is not None and "augment.flip" in settings:
+                self.scratch = self.scratch.override({"augment.flip": settings["augment.flip"]})
+            self.try_all(exclude_bad_files(dataset, self.run_dir))
+        choice, config, trial = self.choose()
         self.callback.on_message(choice)
         decisions = (*decisions, choice)
         if trial is not None:
             run_on_main(self.ranks, lambda _: adopt_trial(self.run_dir, trial, config, decisions=decisions))
-            return self.train_final(self.run_dir.read_config(), state, dataset=self.dataset, decisions=(), seconds=None)
-        seconds = max(self.remaining(state, data), 0.0)
-        return self.train_final(config, state, dataset=self.dataset, decisions=decisions, seconds=seconds)
+            return self.train_final(self.run_dir.read_config())
+        return self.train_final(config, decisions=decisions, seconds=max(self.remaining(), 0.0))
 
-    def remaining(self, state: AutoState, data: RunData) -> float:
+    def remaining(self) -> float:
         """Return the seconds left for training, the same on every rank; collective over all ranks."""
-        return self.share(self.budget.remaining() - self.reserve(state, data))
+        return self.broadcast(self.budget.remaining() - self.reserve())
 
-    def share(self, seconds: float) -> float:
+    def broadcast(self, seconds: float) -> float:
         """Return the main rank's value on every rank, to a microsecond; collective over all ranks."""
         return seconds if self.ranks.world_size == 1 else self.ranks.broadcast_int(round(1e6 * seconds)) / 1e6
 
@@ -173,10 +177,8 @@ class AutoRun:
         if "data.val_fraction" not in self.request.fixed and "val" not in dataset.splits:
             settings["data.val_fraction"] = held_out_fraction(len(train))
         if "schedule.batch_size" not in self.request.fixed:
-            largest = self.request.tuned.schedule.batch_size
-            settings["schedule.batch_size"] = choose_batch_size(
-                len(train), largest=largest, ranks=self.ranks.world_size
-            )
+            largest, ranks = self.request.tuned.schedule.batch_size, self.ranks.world_size
+            settings["schedule.batch_size"] = choose_batch_size(len(train), largest=largest, ranks=ranks)
         if self.request.tuned.parallel.precision == "auto" and self.all_cpus_have_bf16():
             settings["parallel.precision"] = "bf16"
         scratch = self.request.scratch
@@ -187,30 +189,30 @@ class AutoRun:
         is_fast = self.ranks.device.type == "cpu" and has_bf16_instructions()
         return self.ranks.all_reduce_sum([is_fast])[0] == self.ranks.world_size
 
-    def check_scratch(self, scratch: RunConfig | None, data: RunData) -> RunConfig | None:
-        """Return None if settings for the initial weights, such as an image size, do not fit the model from scratch."""
-        if scratch is None or not self.request.sources:
-            return scratch
+    def check_scratch(self) -> None:
+        """Drop the model from scratch if settings for the initial weights, such as an image size, do not fit it."""
+        if self.scratch is None or not self.request.sources:
+            return
         try:
-            resolve_model_config(scratch, num_classes=len(data.classes), pretrained=None)
+            resolve_model_config(self.scratch, num_classes=len(self.data.classes), pretrained=None)
         except ConfigError as error:
             self.callback.on_message(f"no trial from scratch: {error.summary}")
-            return None
-        return scratch
+            self.scratch = None
 
-    def context(self, config: RunConfig, dataset: Dataset) -> RunContext:
-        """Return the context for reading the images in the run directory."""
-        return RunContext(
-            config=config,
+    def open_data(self, dataset: Dataset) -> RunData:
+        """Divide the images as the final run will, and record them in its directory."""
+        context = RunContext(
+            config=self.tuned,
             run_dir=self.run_dir,
             ranks=self.ranks,
-            workers=resolve_workers(config),
+            workers=resolve_workers(self.tuned),
             dataset=dataset,
             callback=self.callback,
             stop=self.stop,
         )
+        return open_run_data(context)
 
-    def probe(self, state: AutoState, data: RunData, config: RunConfig, *, heartbeat: Callable[[], None]) -> None:
+    def probe(self, *, heartbeat: Callable[[], None]) -> None:
         """Fit probes for each source and image size, and keep the best: the model that everything else must beat.
 
         This runs on the main rank alone.
@@ -220,8 +222,9 @@ class AutoRun:
             heartbeat()
             self.stop.raise_if_requested()
 
-        prober = Prober(data=data, workers=resolve_workers(config), device=self.ranks.device, progress=on_progress)
-        fitted: list[tuple[str, Probe]] = []
+        state, data, config, workers = self.state, self.data, self.tuned, resolve_workers(self.tuned)
+        prober = Prober(data=data, workers=workers, device=self.ranks.device, progress=on_progress)
+        probes: list[tuple[str, Probe]] = []
         seconds = PROBE_FRACTION * self.budget.seconds / len(state.sources)
         for source in state.sources:
             bundle = fit_channels(load_stored_bundle(source), config.data.channels, callback=self.callback)
@@ -229,11 +232,11 @@ class AutoRun:
             started = self.budget.elapsed()
             prober.features(resize_bundle(bundle, sizes[0]), prober.held_out())
             per_image = (self.budget.elapsed() - started) / len(prober.held_out())
-            if not fitted:
-                needed = per_image * min(len(data.train), 2 * len(data.classes))
-                self.check_time(needed, remaining=self.budget.remaining())
+            if not probes:
+                duration = per_image * min(len(data.train), 2 * len(data.classes))
+                self.check_time(duration, remaining=self.budget.remaining())
             limit = min(seconds, 0.5 * self.budget.remaining())
-            chosen, images = plan_probes(
+            sizes, images = plan_probes(
                 sizes,
                 seconds_per_image=per_image,
                 images=len(data.train),
@@ -241,7 +244,7 @@ class AutoRun:
                 num_classes=len(data.classes),
             )
             limit += self.budget.elapsed()
-            for before, size in zip((None, *chosen), chosen, strict=False):
+            for before, size in zip((None, *sizes), sizes, strict=False):
                 started = self.budget.elapsed()
                 if before and started + state.records[-1].seconds * (size / before) ** 2 > limit:
                     break  # the machine has become slower since the first measurement
@@ -252,12 +255,11 @@ class AutoRun:
                     loss=probe.loss,
                     seconds=self.budget.elapsed() - started,
                 )
-                self.report(record)
-                state.records.append(record)
-                fitted.append((record.name, probe))
-                if len(fitted) == 1:  # usable from now on
+                self.record(record)
+                probes.append((record.name, probe))
+                if len(probes) == 1:  # usable from now on
                     write_artifact(self.run_dir.path, probe.bundle)
-        state.probe, best = choose_probe(fitted)
+        state.probe, best = choose_probe(probes)
         state.best = state.probe
         write_artifact(self.run_dir.path, best.bundle)
         write_artifact(self.run_dir.path / PROBE, best.bundle)
@@ -265,7 +267,7 @@ class AutoRun:
         if "augment.flip" not in self.request.fixed and not prober.recognizes_flipped_images(best):
             self.callback.on_message("flipped images are not recognized: training does not flip them")
             state.settings["augment.flip"] = False
-        self.save(state)
+        self.save()
 
     def check_time(self, seconds: float, *, remaining: float) -> None:
         """Raise an error if the remaining seconds do not suffice for these and the report."""
@@ -276,54 +278,51 @@ class AutoRun:
                 hint=f"--minutes {minutes:.1f} or more",
             )
 
-    def try_all(
-        self, state: AutoState, data: RunData, *, tuned: RunConfig, scratch: RunConfig | None, dataset: Dataset
-    ) -> None:
+    def try_all(self, dataset: Dataset) -> None:
         """Run the trials for which there is time."""
-        if not state.records:
-            self.check_time(0.0, remaining=self.share(self.budget.remaining()))
-        plans = self.plan(tuned, scratch)
-        count, seconds = count_trials(
-            min(TRIALS_FRACTION * self.budget.seconds, 0.6 * self.remaining(state, data)),
-        )
+        if not self.state.records:
+            self.check_time(0.0, remaining=self.broadcast(self.budget.remaining()))
+        plans = self.plan()
+        count, seconds = count_trials(min(TRIALS_FRACTION * self.budget.seconds, 0.6 * self.remaining()))
         if len(plans) == 1:  # nothing to choose, only a speed to measure
             seconds = min(seconds, MIN_TRIAL_SECONDS)
         for plan in plans[:count]:
-            if state.find(plan.name) is not None:
+            if self.state.find(plan.name) is not None:
                 continue
-            similar = [each.seconds for each in state.similar_trials(plan)]
-            if self.remaining(state, data) < max((0.5 * seconds, *similar)):
+            similar = [each.seconds for each in self.state.similar_trials(plan)]
+            if self.remaining() < max((0.5 * seconds, *similar)):
                 continue
-            base = (scratch or tuned) if plan.is_scratch else tuned
-            self.try_one(state, plan, data, base, seconds=seconds, dataset=dataset)
+            self.try_one(plan, seconds=seconds, dataset=dataset)
 
-    def plan(self, tuned: RunConfig, scratch: RunConfig | None) -> list[TrialPlan]:
+    def plan(self) -> list[TrialPlan]:
         """Return the trials, the most promising first."""
-        is_pretrained = bool(self.request.sources)
+        is_pretrained, with_scratch = bool(self.request.sources), self.scratch is not None
         fixed = self.request.fixed
-        return plan_trials(tuned, fixed=fixed, is_pretrained=is_pretrained, with_scratch=scratch is not None)
+        return plan_trials(self.tuned, fixed=fixed, is_pretrained=is_pretrained, with_scratch=with_scratch)
 
-    def try_one(
-        self, state: AutoState, plan: TrialPlan, data: RunData, base: RunConfig, *, seconds: float, dataset: Dataset
-    ) -> None:
+    def get_base(self, plan: TrialPlan) -> RunConfig:
+        """Return the configuration that the settings of a trial change."""
+        return (self.scratch or self.tuned) if plan.is_scratch else self.tuned
+
+    def try_one(self, plan: TrialPlan, *, seconds: float, dataset: Dataset) -> None:
         """Train for some seconds and record the result; a trial that diverges is not recorded."""
-        steps = self.estimate_steps(state, plan, data, base, seconds=SAFETY * seconds)
-        machine = {"data.verify": False, "checkpoint.best": False, "checkpoint.last": 1}
-        config = base.override({**plan.settings, **schedule_settings(steps), "evaluation.every": steps, **machine})
+        steps = self.estimate_steps(plan, seconds=SAFETY * seconds)
+        settings = {**plan.settings, **schedule_settings(steps), "evaluation.every": steps}
+        settings |= {"data.verify": False, "checkpoint.best": False, "checkpoint.last": 1}
+        config = self.get_base(plan).override(settings)
         self.callback.on_message(f"trying {plan.name}")
         try:
             record = self.run_trial(plan.name, config, seconds=seconds, dataset=dataset)
         except DivergedError as error:
             self.callback.on_warning(f"{plan.name}: {error.message}")
             return
-        self.report(record)
-        state.records.append(record)
-        candidates = state.candidates()
-        if record in candidates and best_record(candidates, images=len(data.val or ())) is record:
-            state.best = record.name
+        self.record(record)
+        candidates = self.state.candidates()
+        if record in candidates and self.find_best(candidates) is record:
+            self.state.best = record.name
             path = self.trial_path(plan.name)
             run_on_main(self.ranks, lambda _: write_artifact(self.run_dir.path, read_artifact(path)))
-        run_on_main(self.ranks, lambda _: self.save(state))
+        run_on_main(self.ranks, lambda _: self.save())
 
     def run_trial(self, name: str, config: RunConfig, *, seconds: float, dataset: Dataset) -> TrialRecord:
         """Start or resume a trial and return its result; an interrupted one keeps its steps."""
@@ -342,45 +341,44 @@ class AutoRun:
             name=name,
             top1=float(str(last["val_top1"])),
             loss=loss,
-            seconds=self.share(self.budget.elapsed() - started),
+            seconds=self.broadcast(self.budget.elapsed() - started),
             steps=int(str(last["step"])),
-            seconds_per_step=self.share(timer.seconds_per_step),
+            seconds_per_step=self.broadcast(timer.seconds_per_step),
         )
 
-    def estimate_steps(
-        self, state: AutoState, plan: TrialPlan, data: RunData, base: RunConfig, *, seconds: float
-    ) -> int:
+    def find_best(self, records: Sequence[TrialRecord]) -> TrialRecord:
+        """Return the best of several results on the held-out images."""
+        return best_record(records, images=len(self.data.val or ()))
+
+    def estimate_steps(self, plan: TrialPlan, *, seconds: float) -> int:
         """Return the steps of a trial: from the speed of an earlier one, or a number that the time limit ends."""
-        earlier = [each for each in state.similar_trials(plan) if each.seconds_per_step]
+        earlier = [each for each in self.state.similar_trials(plan) if each.seconds_per_step]
         per_step = earlier[0].seconds_per_step if earlier else seconds / 60
+        return self.plan_steps(plan, seconds, seconds_per_step=per_step)
+
+    def plan_steps(
+        self, plan: TrialPlan, seconds: float, *, seconds_per_step: float, max_epochs: float = MAX_EPOCHS
+    ) -> int:
+        """Return the number of steps that fit into some seconds."""
+        images, batch_size = len(self.data.train), self.get_base(plan).schedule.batch_size
         return plan_steps(
-            seconds,
-            seconds_per_step=per_step,
-            images=len(data.train),
-            batch_size=base.schedule.batch_size,
-            max_epochs=MAX_EPOCHS,
+            seconds, seconds_per_step=seconds_per_step, images=images, batch_size=batch_size, max_epochs=max_epochs
         )
 
-    def choose(
-        self, state: AutoState, data: RunData, *, tuned: RunConfig, scratch: RunConfig | None
-    ) -> tuple[str, RunConfig, Path | None]:
+    def choose(self) -> tuple[str, RunConfig, Path | None]:
         """Return the explanation and the configuration of the final run: the best trial, with the time that is left.
 
         If that is not enough for more steps than the trial had, the trial is the final run; its directory is returned.
         """
-        trials = [record for record in state.records if record.steps]
-        plans = self.plan(tuned, scratch)
-        best = best_record(trials, images=len(data.val or ())) if trials else None
+        trials = [record for record in self.state.records if record.steps]
+        plans = self.plan()
+        best = self.find_best(trials) if trials else None
         plan = next((plan for plan in plans if best is not None and plan.name == best.name), plans[0])
-        base = (scratch or tuned) if plan.is_scratch else tuned
-        seconds = SAFETY * self.remaining(state, data)
-        steps = plan_steps(
-            seconds,
-            seconds_per_step=best.seconds_per_step if best and best.seconds_per_step else max(seconds, 1.0),
-            images=len(data.train),
-            batch_size=base.schedule.batch_size,
-            max_epochs=10 * MAX_EPOCHS if plan.is_scratch else MAX_EPOCHS,
-        )
+        base = self.get_base(plan)
+        seconds = SAFETY * self.remaining()
+        per_step = best.seconds_per_step if best and best.seconds_per_step else max(seconds, 1.0)
+        max_epochs = 10 * MAX_EPOCHS if plan.is_scratch else MAX_EPOCHS
+        steps = self.plan_steps(plan, seconds, seconds_per_step=per_step, max_epochs=max_epochs)
         reason = (
             f"best of {format_plural(len(trials), 'trial')} on held-out images"
             if trials
@@ -392,34 +390,28 @@ class AutoRun:
         choice = f"final run: {plan.name}, {steps} steps ({reason})"
         return choice, base.override({**plan.settings, **schedule_settings(steps)}), None
 
-    def reserve(self, state: AutoState, data: RunData) -> float:
+    def reserve(self) -> float:
         """Return the seconds for the evaluation and the report at the end, by the speed of probes and trials."""
-        split = data.evaluation_split
-        images = max(len(data.train), 1)
-        probes = [record.seconds / images for record in state.records if not record.steps]
-        trials = [record.seconds_per_step / self.request.tuned.schedule.batch_size for record in state.records]
+        split, records = self.data.evaluation_split, self.state.records
+        images = max(len(self.data.train), 1)
+        probes = [record.seconds / images for record in records if not record.steps]
+        trials = [record.seconds_per_step / self.request.tuned.schedule.batch_size for record in records]
         return REPORT_SECONDS + 2 * max((*probes, *trials), default=0.0) * (len(split[1]) if split else 0)
 
     def train_final(
-        self,
-        config: RunConfig,
-        state: AutoState,
-        *,
-        dataset: Dataset | None,
-        decisions: Sequence[str],
-        seconds: float | None,
+        self, config: RunConfig, *, decisions: Sequence[str] = (), seconds: float | None = None
     ) -> RunResult:
         """Make the final run; without a limit if it is resumed, so that it ends exactly as it would have."""
-        best = state.find(state.best or "")
+        best, records = self.state.find(self.state.best or ""), tuple(self.state.records)
         selection = None
         if best is not None:
-            advice, minutes = state.advice, self.request.minutes
+            minutes, advice = self.request.minutes, self.state.advice
             path = self.trial_path(best.name) if best.steps else self.run_dir.path / PROBE
-            selection = Selection(records=tuple(state.records), best=best, path=path, minutes=minutes, advice=advice)
+            selection = Selection(records=records, best=best, path=path, minutes=minutes, advice=advice)
         start = partial(
             run_training,
             out=self.run_dir.path,
-            dataset=dataset,
+            dataset=self.dataset,
             decisions=decisions,
             callback=self.callback,
             selection=selection,
@@ -431,25 +423,24 @@ class AutoRun:
 
     def run_limited(self, start: Callable[..., RunResult], config: RunConfig, *, seconds: float) -> RunResult:
         """Train until the last step or until the time is over."""
-        limit = self.budget.elapsed() + seconds
-        return run_limited(
-            start, config, stop=self.stop, is_over=lambda: self.budget.elapsed() > limit, ranks=self.ranks
-        )
+        end = self.budget.elapsed() + seconds
+        return run_limited(start, config, stop=self.stop, is_over=lambda: self.budget.elapsed() > end, ranks=self.ranks)
 
     def trial_path(self, name: str) -> Path:
         """Return the directory of a trial."""
         return self.run_dir.path / AUTO_DIR / name
 
-    def report(self, record: TrialRecord) -> None:
-        """Print the result of a probe or a trial."""
+    def record(self, record: TrialRecord) -> None:
+        """Print and keep the result of a probe or a trial."""
         steps = f", {record.steps} steps" if record.steps else ""
         accuracy = f"{record.top1:.1%} of held-out images, loss {record.loss:.3f}"
         self.callback.on_message(f"{record.name}: {accuracy}{steps}, {record.seconds:.0f} s")
+        self.state.records.append(record)
 
-    def save(self, state: AutoState) -> None:
+    def save(self) -> None:
         """Write the state with the time so far."""
-        state.seconds = self.budget.elapsed()
-        write_state(self.run_dir, state)
+        self.state.seconds = self.budget.elapsed()
+        write_state(self.run_dir, self.state)
 
 
 def exclude_bad_files(dataset: Dataset, run_dir: RunDir) -> Dataset:

@@ -126,13 +126,6 @@ def remove_unstarted(run_dir: RunDir) -> None:
             file.unlink(missing_ok=True)
 
 
-def remove_empty(directories: Sequence[Path]) -> None:
-    """Remove the directories that are empty."""
-    for path in directories:
-        with suppress(OSError):  # not empty: something else uses it
-            path.rmdir()
-
-
 def adopt_trial(run_dir: RunDir, trial: Path, config: RunConfig, *, decisions: Sequence[str]) -> None:
     """Make a finished trial the final run: its steps and state, of which only the end of the run is missing."""
     source = RunDir(trial)

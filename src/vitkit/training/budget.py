@@ -5,7 +5,7 @@ Pure functions of measured seconds and scores. `training/auto.py` carries the pl
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from vitkit.core.formatting import format_plural
@@ -25,23 +25,18 @@ MAX_EPOCHS = 40.0
 """Longest final run from pretrained weights, in passes over the images: more would only overfit."""
 MIN_SHOTS = 20
 """Images of each class below which a probe at a larger size is not worth its time."""
-FULL_COST, LORA_COST, HEAD_COST = 3.0, 2.5, 1.1
-"""Time of a training step relative to a forward pass."""
 HELD_OUT_IMAGES, MAX_HELD_OUT = 100, 0.3
 """Number of images to hold out, and the largest fraction of the training images that this may be."""
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class TimeBudget:
-    """Seconds of a run, by a clock; `spent` are those of earlier calls that were interrupted."""
+    """Seconds of a run, by a clock that was at `started`; `spent` are those of earlier calls that were interrupted."""
 
     seconds: float
     clock: Callable[[], float]
+    started: float
     spent: float = 0.0
-    started: float = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.started = self.clock()
 
     def elapsed(self) -> float:
         """Return the seconds spent so far."""
@@ -54,11 +49,10 @@ class TimeBudget:
 
 @dataclass(frozen=True, kw_only=True)
 class TrialPlan:
-    """A trial: settings that differ from the base configuration, and its cost per image in forward passes."""
+    """A trial: settings that differ from the base configuration."""
 
     name: str
     settings: Mapping[str, object]
-    cost: float
     is_scratch: bool = False
 
 
@@ -128,24 +122,17 @@ def plan_trials(
     """Return trials, the most promising first; settings in `fixed` were given and are not varied."""
     trials: list[TrialPlan] = []
     if is_pretrained:
-        grid = [
-            ("all", 1e-4, FULL_COST),
-            ("all", 3e-4, FULL_COST),
-            ("lora", 1e-3, LORA_COST),
-            ("head", 1e-3, HEAD_COST),
-            ("all", 1e-3, FULL_COST),
-            ("all", 3e-5, FULL_COST),
-        ]
-        for trainable, lr, cost in grid:
+        grid = [("all", 1e-4), ("all", 3e-4), ("lora", 1e-3), ("head", 1e-3), ("all", 1e-3), ("all", 3e-5)]
+        for trainable, lr in grid:
             settings: dict[str, object] = {"optimizer.trainable": trainable, "schedule.lr": lr}
             settings = {key: value for key, value in settings.items() if key not in fixed}
             if "optimizer.trainable" in fixed and trainable != config.optimizer.trainable:
                 continue
             if all(each.settings != settings for each in trials):
                 rate = config.schedule.lr if "schedule.lr" in fixed else lr
-                trials.append(TrialPlan(name=f"{trainable}-lr-{rate:g}", settings=settings, cost=cost))
+                trials.append(TrialPlan(name=f"{trainable}-lr-{rate:g}", settings=settings))
     if with_scratch:
-        trials.insert(1, TrialPlan(name=SCRATCH, settings={}, cost=FULL_COST, is_scratch=True))
+        trials.insert(1, TrialPlan(name=SCRATCH, settings={}, is_scratch=True))
     return trials
 
 

@@ -55,8 +55,7 @@ class ModelChoice:
     shrink: float = 1.0
 
     def __post_init__(self) -> None:
-        if not 0.0 < self.shrink <= 1.0:
-            raise ConfigError("model.shrink is not a fraction", expected="0 < fraction ≤ 1", got=self.shrink)
+        check_fraction("model.shrink", self.shrink, allow_zero=False, allow_one=True)
         if self.name is not None and self.init is not None:
             raise ConfigError(
                 "model.name and model.init are both set",
@@ -104,9 +103,7 @@ class DataConfig:
         check_fraction("data.max_bad_fraction", self.max_bad_fraction)
         check_positive("data.channels", self.channels)
         for name in ("fraction", "label_fraction"):
-            if not 0.0 < getattr(self, name) <= 1.0:
-                message = f"data.{name} is not a fraction"
-                raise ConfigError(message, expected="0 < fraction ≤ 1", got=getattr(self, name))
+            check_fraction(f"data.{name}", getattr(self, name), allow_zero=False, allow_one=True)
         check_not_negative("data.workers", self.workers or 0)
 
 
@@ -132,9 +129,8 @@ class ScheduleConfig:
         check_positive("schedule.accumulate", self.micro_batches)
         for name in ("batch_size", "lr"):
             check_positive(f"schedule.{name}", getattr(self, name))
-        for name in ("lr", "end_lr"):
-            if not 0 <= getattr(self, name) < float("inf"):
-                raise ConfigError(f"schedule.{name} is not a rate", expected="0 ≤ rate", got=getattr(self, name))
+        for name in ("lr", "end_lr", "warmup_steps"):
+            check_not_negative(f"schedule.{name}", getattr(self, name))
         if (self.epochs is None) == (self.steps is None):
             raise ConfigError(
                 "set either schedule.epochs or schedule.steps",
@@ -142,12 +138,11 @@ class ScheduleConfig:
                 hint="set the other to none",
             )
         length = self.steps if self.epochs is None else self.epochs
-        check_positive("schedule.steps" if self.epochs is None else "schedule.epochs", length or 0)
-        check_not_negative("schedule.warmup_steps", self.warmup_steps)
+        check_positive("schedule.steps" if self.epochs is None else "schedule.epochs", length)
 
     @property
     def micro_batches(self) -> int:
-        """Return the number of micro-batches; 1 as long as it is not determined."""
+        """Number of micro-batches; 1 as long as it is not determined."""
         return 1 if self.accumulate == "auto" else self.accumulate
 
 
@@ -183,14 +178,10 @@ class OptimizerConfig:
             check_fraction(f"optimizer.{name}", getattr(self, name))
         if self.ema_decay is not None:
             check_fraction("optimizer.ema_decay", self.ema_decay)
-        if self.clip is not None:
-            check_positive("optimizer.clip", self.clip)
-        if not 0.0 < self.layer_decay <= 1.0:
-            raise ConfigError("optimizer.layer_decay is not a factor", expected="0 < factor ≤ 1", got=self.layer_decay)
+        check_fraction("optimizer.layer_decay", self.layer_decay, allow_zero=False, allow_one=True)
         check_not_negative("optimizer.weight_decay", self.weight_decay)
-        check_positive("optimizer.adam_lr_scale", self.adam_lr_scale)
-        check_positive("optimizer.lora_rank", self.lora_rank)
-        check_positive("optimizer.max_skipped", self.max_skipped)
+        for name in ("clip", "adam_lr_scale", "lora_rank", "max_skipped"):
+            check_positive(f"optimizer.{name}", getattr(self, name))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -229,8 +220,7 @@ class EvaluationConfig:
 
     def __post_init__(self) -> None:
         for name in ("every", "patience"):
-            if getattr(self, name) is not None:
-                check_positive(f"evaluation.{name}", getattr(self, name))
+            check_positive(f"evaluation.{name}", getattr(self, name))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -246,10 +236,8 @@ class CheckpointConfig:
     best: bool = True
 
     def __post_init__(self) -> None:
-        for name in ("save_minutes", "last"):
+        for name in ("save_every", "save_minutes", "last"):
             check_positive(f"checkpoint.{name}", getattr(self, name))
-        if self.save_every is not None:
-            check_positive("checkpoint.save_every", self.save_every)
 
 
 @dataclass(frozen=True, kw_only=True)

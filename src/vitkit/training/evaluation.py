@@ -1,12 +1,11 @@
 """Evaluation during training: accuracy on labels, or the loss of a self-supervised objective with reconstructions."""
 
-import io
 from collections.abc import Callable
 
 import torch
 from PIL import Image
 
-from vitkit.core.files import write_bytes
+from vitkit.core.files import atomic_write
 from vitkit.core.shapes import Float, Tensor
 from vitkit.data.dataset import ImageSource, Subset
 from vitkit.data.loader import BatchLoader, make_evaluation_loader
@@ -26,19 +25,7 @@ def make_evaluator(trainer: Trainer, source: ImageSource, context: RunContext) -
     """Return the function that evaluates the model on the validation images, divided among the ranks."""
     if not isinstance(trainer.objective, SelfSupervised):
         return make_accuracy_evaluator(trainer, source, workers=context.workers)
-    file = context.run_dir.reconstructions
-
-    def save_picture(reconstruction: Reconstruction) -> None:
-        content = io.BytesIO()
-        draw_reconstructions(reconstruction).save(content, format="PNG")
-        try:
-            write_bytes(file, content.getvalue())
-        except OSError as error:  # no reason to end the run
-            context.callback.on_warning(f"cannot write {file.name}: {error.strerror or error}")
-
-    return make_loss_evaluator(
-        trainer, trainer.objective, source, workers=context.workers, on_reconstruction=save_picture
-    )
+    return make_loss_evaluator(trainer, trainer.objective, source, context)
 
 
 def make_accuracy_evaluator(trainer: Trainer, source: ImageSource, *, workers: int) -> Evaluator:
@@ -64,26 +51,21 @@ def make_accuracy_evaluator(trainer: Trainer, source: ImageSource, *, workers: i
 
 
 def make_loss_evaluator(
-    trainer: Trainer,
-    objective: "SelfSupervised[object]",
-    source: ImageSource,
-    *,
-    workers: int,
-    on_reconstruction: Callable[[Reconstruction], None],
+    trainer: Trainer, objective: "SelfSupervised[object]", source: ImageSource, context: RunContext
 ) -> Evaluator:
     """Return a function that measures the objective's loss and metrics, with the same targets at every evaluation.
 
-    The main rank passes the reconstruction of the first images to `on_reconstruction`.
+    The main rank draws the reconstruction of the first images.
     """
     ranks = trainer.ranks
 
     def evaluate(stop: Callable[[], bool]) -> dict[str, float]:
-        with open_batches(trainer, source, workers=workers) as batches, trainer.evaluation_mode():
+        with open_batches(trainer, source, workers=context.workers) as batches, trainer.evaluation_mode():
             loss, count, sums = sum_losses(trainer, objective, batches, images=len(source), stop=stop)
             examples = Subset(source, range(min(NUM_RECONSTRUCTIONS, len(source))))
             reconstruction = reconstruct(trainer, objective, examples)
         if ranks.is_main:
-            on_reconstruction(reconstruction)
+            write_reconstructions(reconstruction, context)
         loss, images, *totals = ranks.all_reduce_sum([loss, count, *sums.values()])
         return {"val_loss": loss / images} | {
             f"val_{name}": total / images for name, total in zip(sums, totals, strict=True)
@@ -154,6 +136,16 @@ def open_batches(trainer: Trainer, source: ImageSource, *, workers: int) -> Batc
         workers=workers,
         device=trainer.ranks.device,
     )
+
+
+def write_reconstructions(reconstruction: Reconstruction, context: RunContext) -> None:
+    """Write the picture of reconstructions. A full disk is a warning and does not end the run."""
+    file = context.run_dir.reconstructions
+    try:
+        with atomic_write(file) as temporary:
+            draw_reconstructions(reconstruction).save(temporary, "PNG")
+    except OSError as error:
+        context.callback.on_warning(f"cannot write {file.name}: {error.strerror or error}")
 
 
 def draw_reconstructions(reconstruction: Reconstruction) -> Image.Image:

@@ -1,6 +1,5 @@
 """End of a run: save and evaluate the model, measure the compute, and write the report and the summary."""
 
-import io
 import math
 import platform
 import shlex
@@ -18,9 +17,10 @@ from PIL import Image
 
 from vitkit.core import metrics_log
 from vitkit.core.config import to_toml
-from vitkit.core.files import write_bytes, write_json, write_text
+from vitkit.core.files import atomic_write, write_json, write_text
 from vitkit.core.formatting import format_clock
 from vitkit.core.metrics_log import MetricsRecord
+from vitkit.core.result import to_json
 from vitkit.core.shapes import Tensor
 from vitkit.data.dataset import ImageSource, count_labels
 from vitkit.data.decode import decode
@@ -98,14 +98,14 @@ def finalize_run(
     `wrapper` holds the weights of the pre-training wrapper of a self-supervised run, which is not evaluated.
     """
     config, run_dir, ranks, callback = context.config, context.run_dir, context.ranks, context.callback
-    builder = get_builder(config.objective)
+    builder, metrics = get_builder(config.objective), metrics_log.read_metrics(run_dir.metrics)
+    validation = final_evaluation(config, metrics)
     if context.is_trial:
         artifact_io.write_artifact(run_dir.path, bundle)
-        final = final_evaluation(config, metrics_log.read_metrics(run_dir.metrics))
-        trial: dict[str, object] = {"validation": finite_values(final)}
+        trial: dict[str, object] = {"validation": to_json(validation)}
         write_json(run_dir.summary, trial)
         return trial
-    bundle, winner = keep_best(context, bundle)
+    bundle, winner = keep_best(context, bundle, validation)
     artifact_io.write_artifact(run_dir.path, bundle)
     if (settings := builder.pretraining_config()) is not None:
         write_pretraining(run_dir.path, PretrainingWrapper(settings=settings, state=dict(wrapper)))
@@ -121,7 +121,6 @@ def finalize_run(
         images = PreparedData(source=source)
         result = evaluate_protocol(bundle, images, workers=context.workers, device=ranks.device, progress=on_progress)
         evaluation = SplitEvaluation(split, source, result)
-    metrics = metrics_log.read_metrics(run_dir.metrics)
     compute = measure_compute(
         parameters=sum(tensor.numel() for tensor in bundle.state.values()),
         images_seen=max((int(str(record["step"])) for record in metrics), default=0) * config.schedule.batch_size,
@@ -134,8 +133,18 @@ def finalize_run(
     for other in config.report.compare_with:
         if RunDir(Path(other)).read_summary() is None:
             callback.on_warning(f"report.compare_with: {other} is not a finished run")
-    tried = describe_selection(context, data, evaluation, winner=winner)
-    report = render_report(config, bundle, data, run_dir=run_dir, evaluation=evaluation, compute=compute, tried=tried)
+    selection = describe_selection(context, data, evaluation, winner=winner)
+    suggestion = suggest_pretrained(config, evaluation.result.top1 if evaluation else None, tried=selection)
+    report = render_report(
+        context,
+        bundle,
+        data,
+        metrics=metrics,
+        evaluation=evaluation,
+        compute=compute,
+        selection=selection,
+        suggestion=suggestion,
+    )
     write_text(run_dir.report, report)
     summary: dict[str, object] = {
         "model": bundle.name,
@@ -145,20 +154,17 @@ def finalize_run(
         "bad_files": data.bad,
         "evaluated_on": evaluation.split if evaluation else None,
         "result": summarize_result(evaluation.result) if evaluation else None,
-        "validation": finite_values(final_evaluation(config, metrics)),
+        "validation": to_json(validation),
         "compute": asdict(compute),
-    } | ({"selection": tried} if tried else {})
+    } | {key: value for key, value in (("selection", selection), ("suggestion", suggestion)) if value}
     if evaluation:
         write_arrays(run_dir, evaluation.result)
-    if suggestion := suggest_pretrained(config, evaluation.result.top1 if evaluation else None, tried=tried):
-        summary["suggestion"] = suggestion
     write_json(run_dir.summary, summary)
     return summary
 
 
-def keep_best(context: RunContext, bundle: ModelBundle) -> tuple[ModelBundle, str]:
+def keep_best(context: RunContext, bundle: ModelBundle, final: Mapping[str, object] | None) -> tuple[ModelBundle, str]:
     """Return the final model, or the best one before it if that has a better score on held-out images."""
-    final = final_evaluation(context.config, metrics_log.read_metrics(context.run_dir.metrics))
     if context.selection is None or final is None:
         return bundle, "final run"
     best, score = context.selection.best, (float(str(final["val_top1"])), -float(str(final["val_loss"])))
@@ -197,9 +203,8 @@ def write_arrays(run_dir: RunDir, result: EvaluationResult) -> None:
     """Write the pairs of classes and the arrays by image of an evaluation, which the summary does not have."""
     images = {name: getattr(result, name) for name in IMAGE_ARRAYS}
     for path, arrays in ((run_dir.confusion, vars(result.confusion)), (run_dir.predictions, images)):
-        content = io.BytesIO()
-        np.savez_compressed(content, **arrays)
-        write_bytes(path, content.getvalue())
+        with atomic_write(path) as temporary, temporary.open("wb") as file:
+            np.savez_compressed(file, **arrays)
 
 
 def read_result(run_dir: RunDir, *, labels: tuple[str, ...]) -> EvaluationResult | None:
@@ -227,17 +232,18 @@ def read_result(run_dir: RunDir, *, labels: tuple[str, ...]) -> EvaluationResult
 
 
 def render_report(
-    config: RunConfig,
+    context: RunContext,
     bundle: ModelBundle,
     data: RunData,
     *,
-    run_dir: RunDir,
+    metrics: list[MetricsRecord],
     evaluation: SplitEvaluation | None,
     compute: ComputeStats,
-    tried: Mapping[str, Any],
+    selection: Mapping[str, Any],
+    suggestion: str | None,
 ) -> str:
     """Render the HTML report."""
-    metrics, needs_labels = metrics_log.read_metrics(run_dir.metrics), config.objective.needs_labels
+    config, run_dir, needs_labels = context.config, context.run_dir, context.config.objective.needs_labels
     speed = chart_series(metrics_log.read_metrics(run_dir.speed), {"all": "images_per_second"})
     return render_run_report(
         RunReport(
@@ -257,17 +263,13 @@ def render_report(
             reconstructions=run_dir.reconstructions.read_bytes() if run_dir.reconstructions.exists() else None,
             mistakes=mistake_images(evaluation, channels=config.data.channels) if evaluation else (),
             comparison=comparison_rows(config, run_dir, evaluation.result) if evaluation else (),
-            trials=trial_rows(tried),
-            notes=tuple(f"What would help: {line}" for line in tried.get("advice", ())),
+            trials=trial_rows(selection),
+            notes=tuple(f"What would help: {line}" for line in selection.get("advice", ())),
             compute=compute_rows(compute),
             speed=(Panel(title="Images per second", series=speed),),
             environment=environment_rows(),
             bad_files=data.bad,
-            next_steps=next_steps(
-                run_dir,
-                needs_labels=needs_labels,
-                suggestion=suggest_pretrained(config, evaluation.result.top1 if evaluation else None, tried=tried),
-            ),
+            next_steps=next_steps(run_dir, needs_labels=needs_labels, suggestion=suggestion),
         )
     )
 
@@ -283,17 +285,6 @@ def final_evaluation(config: RunConfig, metrics: Sequence[MetricsRecord]) -> dic
     stops_early = config.evaluation.patience is not None
     final = max(records, key=metrics_log.validation_score) if stops_early else records[-1]
     return {key: value for key, value in final.items() if key.startswith("val_")}
-
-
-def finite_values(metrics: Mapping[str, object] | None) -> dict[str, object] | None:
-    """Return metrics as JSON values: a number that is not finite is None.
-
-    >>> finite_values({"val_loss": math.nan, "val_top1": 0.5})
-    {'val_loss': None, 'val_top1': 0.5}
-    """
-    if metrics is None:
-        return None
-    return {key: value if math.isfinite(float(str(value))) else None for key, value in metrics.items()}
 
 
 def explain_missing_result(config: RunConfig, data: RunData, validation: Mapping[str, object] | None) -> str:
@@ -362,11 +353,11 @@ def mistake_images(evaluation: SplitEvaluation, *, channels: int) -> tuple[Mista
     return tuple(mistakes)
 
 
-def trial_rows(tried: Mapping[str, Any]) -> tuple[ComparisonRow, ...]:
+def trial_rows(selection: Mapping[str, Any]) -> tuple[ComparisonRow, ...]:
     """Return the probes and trials of a time budget as rows of a table."""
     rows = []
-    for each in tried.get("tried", ()):
-        name = f"{each['name']} (kept)" if each["name"] == tried["kept"] else each["name"]
+    for each in selection.get("tried", ()):
+        name = f"{each['name']} (kept)" if each["name"] == selection["kept"] else each["name"]
         columns = {"loss": f"{each['loss']:.3f}", "steps": f"{each['steps']:,}", "seconds": f"{each['seconds']:.0f}"}
         rows.append(ComparisonRow(label=name, top1=each["top1"], columns=columns))
     return tuple(rows)

@@ -175,7 +175,7 @@ class TrainingLoop:
 
 
 class Stopwatch:
-    """Measures images per second, the fraction of time spent waiting for data, and the time left."""
+    """Meter of images per second, the fraction of time spent waiting for data, and the time left."""
 
     def __init__(self, loop: TrainingLoop) -> None:
         self.loop = loop

@@ -292,5 +292,5 @@ def orthogonalize(update: Tensor, *, dtype: torch.dtype = torch.bfloat16) -> Ten
 
 def choose_algorithm(name: str, *, is_kernel: bool) -> Literal["muon", "adamw"]:
     """Return which algorithm updates a parameter: Muon for kernels, except those of the classifier."""
-    is_classifier = name.removeprefix(ENCODER_PREFIX).startswith(("head.", "head_dist."))
+    is_classifier = name.removeprefix(ENCODER_PREFIX).startswith("head.")
     return "muon" if is_kernel and not is_classifier else "adamw"

@@ -44,7 +44,7 @@ class Probe:
 
 @dataclass(frozen=True, kw_only=True)
 class Prober:
-    """Fits probes to training images of a run and evaluates them on its held-out images."""
+    """Source of probes that are fitted to the training images of a run and evaluated on its held-out images."""
 
     data: RunData
     workers: int

@@ -23,7 +23,7 @@ import json
 import os
 import shutil
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,7 @@ from typing import Any
 from vitkit.core import metrics_log
 from vitkit.core.config import flatten_settings, load_toml, to_mapping, to_toml
 from vitkit.core.errors import ConfigError, DataError, MissingDependencyError, TrainingError
-from vitkit.core.files import remove_temporary_files, write_json, write_text
+from vitkit.core.files import remove_empty_directories, remove_temporary_files, write_json, write_text
 from vitkit.core.lock import lock_directory
 from vitkit.core.metrics_log import MetricsLog, MetricsRecord
 from vitkit.core.signals import StopFlag
@@ -239,9 +239,7 @@ def claim_run_dir(run_dir: RunDir, config: RunConfig, *, ranks: Ranks, decisions
                 raise
     except Exception:
         if ranks.is_main and is_new:
-            for path in new_dirs:
-                with suppress(OSError):  # not empty: something else uses it
-                    path.rmdir()
+            remove_empty_directories(new_dirs)
         raise
 
 

@@ -189,10 +189,10 @@ def check_same_settings(task: SuiteTask, out: Path) -> None:
         return  # `read_score` has compared
     if len(rates) > 1:
         record = json.loads((run_dir.path / SWEEP_FILE).read_bytes())
-        if (tried := [trial["lr"] for trial in record["trials"]]) != list(rates):
+        if (old_rates := [trial["lr"] for trial in record["trials"]]) != list(rates):
             raise ConfigError(
                 f"{run_dir.path} holds a sweep of other learning rates",
-                expected=tried,
+                expected=old_rates,
                 got=list(rates),
                 hint="choose another out (--out), or give the same rates to resume this one",
             )

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 from vitkit.core.signals import StopFlag
 from vitkit.training.callbacks import Callback, StepMetrics
+from vitkit.training.checkpoint import Checkpoints
 from vitkit.training.config import RunConfig
 from vitkit.training.distributed import Ranks, run_on_main
 from vitkit.training.run import RunResult
@@ -54,8 +55,7 @@ def run_limited(
     result = start(config, stop=TimeLimit(stop, is_over))
     if result.summary is not None or ranks.all_reduce_sum([stop.requested])[0]:
         return result
-    steps = sorted(result.run_dir.checkpoints.glob("step-*"))
-    done = ranks.broadcast_int(max(1, int(steps[-1].name.removeprefix("step-"))) if steps else 1)
+    done = ranks.broadcast_int(max([1, *Checkpoints(result.run_dir.checkpoints).steps()]))
     stored = result.run_dir.read_config()  # with the precision that was chosen
     shorter = replace(stored, schedule=replace(stored.schedule, steps=done, epochs=None))
     run_on_main(ranks, lambda _: result.run_dir.write_config(shorter))

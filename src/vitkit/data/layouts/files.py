@@ -92,8 +92,8 @@ def list_left_out(names: Sequence[str]) -> list[str]:
     parts = []
     if files:
         counts = ", ".join(f"{count:,} {suffix}" for suffix, count in count_suffixes(files).most_common(5))
-        are = "files that are not images" if len(files) > 1 else "file that is not an image"
-        parts.append(f"{len(files):,} {are} ({counts}): {shorten_list(files, limit=3)}")
+        noun = "files that are not images" if len(files) > 1 else "file that is not an image"
+        parts.append(f"{len(files):,} {noun} ({counts}): {shorten_list(files, limit=3)}")
     if images:
         parts.append(f"{format_plural(len(images), 'image')} without a class: {shorten_list(images, limit=3)}")
     if folders:

@@ -115,8 +115,8 @@ def open_dataset(
         if any(character in path.name for character in "*?"):
             hint = f'name the directory, or list the files: glob.glob("{path}")'
             raise DataError(f"{path} is a pattern, not a path", hint=hint)
-        otherwise = "give a folder of images, or digits or fractals, which are part of vitkit"
-        raise DataError(f"{path} does not exist", hint=did_you_mean(path.name, [*siblings, *EMBEDDED]) or otherwise)
+        usage = "give a folder of images, or digits or fractals, which are part of vitkit"
+        raise DataError(f"{path} does not exist", hint=did_you_mean(path.name, [*siblings, *EMBEDDED]) or usage)
     return open_layout(path, LAYOUTS[layout or detect_layout(path)])
 
 

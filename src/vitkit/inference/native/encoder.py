@@ -31,7 +31,7 @@ from vitkit.model.config import Activation, ViTConfig
 from vitkit.model.encoder import Block, LayerScale
 from vitkit.model.heads import DistilledHead, PreLogits
 from vitkit.model.patches import check_images
-from vitkit.model.positions import rotary_2d
+from vitkit.model.positions import axial_rotary
 from vitkit.model.vit import ViT
 from vitkit.zoo.registry import Model
 
@@ -236,7 +236,7 @@ def _weights(model: ViT) -> dict[str, Tensor]:
     config, norm = model.config, model.norm if isinstance(model.norm, nn.LayerNorm) else model.fc_norm
     tensors = {"initial_tokens": _initial_tokens(model), "patch_weight": model.patch_embed.proj.weight}
     if config.positions.kind == "rotary":
-        rotary = rotary_2d(config.grid, head_width=config.head_width, base=config.positions.rotary_base)
+        rotary = axial_rotary(config)
         tensors |= {"cosine": rotary.cosine, "sine": rotary.sine}
     pre_logits = model.pre_logits.fc if isinstance(model.pre_logits, PreLogits) else model.pre_logits
     tensors |= _parameters(norm=norm, pre_logits=pre_logits, head=model.head)

@@ -231,7 +231,7 @@ def infer_config(family: ModelFamily, shapes: Shapes, metadata: FileMetadata) ->
         channels=channels,
         width=width,
         depth=base.count_blocks(shapes, naming.layers),
-        heads=_heads(family, metadata, width=width),
+        heads=_count_heads(family, metadata, width=width),
         mlp_dim=get_shape(shapes, f"{block}{last}.weight", axes=2)[1],
         num_classes=get_shape(shapes, classifier, axes=2)[0] if classifier else 0,
         pooling="class_mean" if family.scaled and classifier else "class",
@@ -249,8 +249,8 @@ def infer_config(family: ModelFamily, shapes: Shapes, metadata: FileMetadata) ->
     return inferred
 
 
-def _heads(family: ModelFamily, metadata: FileMetadata, *, width: int) -> int:
-    """Return the number of heads of config.json, 12 if it leaves them out, as the library's classes have."""
+def _count_heads(family: ModelFamily, metadata: FileMetadata, *, width: int) -> int:
+    """Return the number of heads in config.json; 12, the default of the library's classes, if it is left out."""
     heads = get_setting(metadata.config, "num_attention_heads", 12 if "model_type" in metadata.config else 0)
     name = {"vit": "huggingface", "vit_mae": "huggingface-mae"}.get(
         family.model_type, f"huggingface-{family.model_type}"

@@ -222,7 +222,7 @@ def test_wrong_number_of_channels_is_rejected() -> None:
         ({"color_jitter": -0.1}, "color_jitter cannot be negative"),
         ({"erasing": 1.5}, "erasing is not a probability"),
         ({"mixup": -0.2}, "mixup cannot be negative"),
-        ({"cutmix": math.nan}, "cutmix cannot be negative"),
+        ({"cutmix": math.nan}, "cutmix must be finite"),
     ],
 )
 def test_invalid_augmentation_is_rejected(wrong: dict[str, object], message: str) -> None:

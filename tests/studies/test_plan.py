@@ -208,6 +208,7 @@ def test_error_in_a_user_study_is_named(tmp_path, old, new, message) -> None:
 
 
 def test_labels_with_the_same_run_name_are_refused(tmp_path) -> None:
-    study = load_study(write(tmp_path, ("[axes.set.b.data]", '[axes.set."x y".data]\npath = ""\n[axes.set.x-y.data]')))
+    same_names = '[axes.set."x y".data]\npath = ""\n[axes.set.x-y.data]\npath = ""\n[axes.set.b.data]'
+    study = load_study(write(tmp_path, ("[axes.set.b.data]", same_names)))
     with pytest.raises(ConfigError, match="two runs are called"):
         plan_runs(study, data={}, settings={}, quick=False)

@@ -35,7 +35,7 @@ from vitkit.training.config import (
 )
 from vitkit.training.distributed import Ranks
 from vitkit.training.run import run_training
-from vitkit.training.run_dir import RunDir
+from vitkit.training.run_dir import RunContext, RunDir
 from vitkit.weights import artifact as artifact_io
 from vitkit.weights.artifact import read_tensors
 from vitkit.weights.pretraining import load_pretraining_model
@@ -146,25 +146,23 @@ def test_pretraining_model_is_saved_and_verified(ran, tmp_path, name) -> None:
 
 @unlabeled
 @pytest.mark.parametrize("changes", [{"batch_size": 5}, {"batch_size": 143}, {"accumulate": 8}], ids=str)
-def test_evaluation_does_not_depend_on_batch_size(ran, name, changes) -> None:
-    val = evaluate(ran, name, BASE)
-    again = evaluate(ran, name, replace(BASE, schedule=replace(BASE.schedule, **changes)))
+def test_evaluation_does_not_depend_on_batch_size(ran, name, changes, tmp_path) -> None:
+    val = evaluate(ran, name, BASE, out=tmp_path)
+    again = evaluate(ran, name, replace(BASE, schedule=replace(BASE.schedule, **changes)), out=tmp_path)
     assert val.keys() == again.keys()
     for key in val:
         assert val[key] == pytest.approx(again[key], abs=1e-6)  # float32, summed in other groups
 
 
-def evaluate(ran: Path, name: str, base: RunConfig) -> dict[str, float]:
+def evaluate(ran: Path, name: str, base: RunConfig, *, out: Path) -> dict[str, float]:
     model = load_pretraining_model(ran / name)
     fed = artifact_io.read_artifact(ran / name).preprocessing
     config = replace(base, objective=OBJECTIVES[name], optimizer=OptimizerConfig())
     ranks = Ranks(device=torch.device("cpu"))
     trainer = build_trainer(config, model, preprocessing=fed, num_classes=0, total_steps=6, ranks=ranks)
     source = subsample(open_digits().splits["test"], fraction=0.1)
-    evaluate = evaluation_module.make_loss_evaluator(
-        trainer, trainer.objective, source, workers=0, on_reconstruction=lambda _: None
-    )
-    return evaluate(lambda: False)
+    context = RunContext(config=config, run_dir=RunDir(out), ranks=ranks, workers=0)
+    return evaluation_module.make_loss_evaluator(trainer, trainer.objective, source, context)(lambda: False)
 
 
 @unlabeled

@@ -1234,7 +1234,7 @@ def weights_of_300_000_tensors(folder: Path) -> Path:
     return update_checksums(folder / "own")
 
 
-@rejected_on_load("not a mapping of checksums|damaged")
+@rejected_on_load("is not a JSON object|damaged")
 def checksums_that_are_a_list(folder: Path) -> Path:
     write_file(write_artifact(folder) / "checksums.json", b"[1, 2]")
     return folder / "own"

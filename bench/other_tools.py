@@ -61,6 +61,10 @@ def timm_arguments(data: Path, out: Path, weights: Path, epochs: int) -> list[st
 def transformers_arguments(data: Path, out: Path, weights: Path, epochs: int) -> list[str]:
     """Return the arguments of transformers' example for DeiT-Ti in its own format."""
     model = convert(weights / DEIT, out.parent / "weights" / "deit-tiny-transformers", "deit", "huggingface")
+    preprocessing = model / "preprocessor_config.json"
+    settings = json.loads(preprocessing.read_bytes())
+    settings["size"] = settings["crop_size"]  # the script crops to `size`, which is larger than the model's images
+    preprocessing.write_text(json.dumps(settings))
     splits = ["--train_dir", str(data / "train"), "--validation_dir", str(data / "test"), "--do_train", "--do_eval"]
     start = ["--model_name_or_path", str(model), "--ignore_mismatched_sizes", "--remove_unused_columns", "False"]
     machine = ["--use_cpu", "--output_dir", str(out), "--save_strategy", "no", "--report_to", "none"]
@@ -175,7 +179,7 @@ def run_in_time(start: Callable[[int], Run], minutes: float, shortest: int) -> R
 
 
 def run_offline(command: list[str], out: Path, timeout: float) -> None:
-    """Run a tool without a network and with an empty hub cache; the error has the last line that it printed."""
+    """Run a tool without a network and with an empty hub cache; the error has the last message that it printed."""
     caches = out.parent / "caches"
     environment = {"HF_HUB_OFFLINE": "1", "HF_HOME": str(caches), "NO_ALBUMENTATIONS_UPDATE": "1"}
     environment |= {"LIGHTLY_TRAIN_EVENTS_DISABLED": "true", "LIGHTLY_TRAIN_CACHE_DIR": str(caches)}
@@ -191,8 +195,9 @@ def run_offline(command: list[str], out: Path, timeout: float) -> None:
                 os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
     if status:
-        lines = log.read_text(errors="replace").strip().splitlines() or [""]
-        raise subprocess.CalledProcessError(status, command, lines[-1])
+        lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()] or [""]
+        messages = [line for line in lines if "Error" in line.partition(":")[0]] or lines
+        raise subprocess.CalledProcessError(status, command, messages[-1])
 
 
 def wilson(fraction: float, count: int) -> tuple[float, float]:

@@ -42,7 +42,7 @@ from pathlib import Path
 from statistics import mean
 from typing import NamedTuple
 
-from other_tools import TOOLS, run_tool
+from other_tools import TOOLS, convert, run_tool
 
 PUBLISHED = {
     "Ti/16": "Ti_16-augreg-imagenet.npz",
@@ -223,6 +223,8 @@ def train(cell: Cell, data: Path, out: Path, *, weights: Path, minutes: float) -
     """Train with vitkit from the start, without a network and with an empty hub cache."""
     shutil.rmtree(out, ignore_errors=True)
     init = str(weights / PUBLISHED[cell.option]) if cell.option in PUBLISHED else cell.option
+    if cell.option == "DINOv2-S":  # its tensors do not say that it is DINOv2
+        init = str(convert(Path(init), out.parent / "weights" / "dinov2-small", "dinov2", "vitkit"))
     command = [sys.executable, "-m", "vitkit", "train", str(data / "train"), "--out", str(out), f"seed={cell.seed}"]
     command += ["--minutes", f"{minutes:g}", "--from", "auto" if init == "default" else init]
     offline = {"HF_HUB_OFFLINE": "1", "HF_HUB_CACHE": str(out.parent / "empty-hub-cache")}

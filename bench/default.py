@@ -12,6 +12,21 @@ appended to the CSV; a cell that is there already is not repeated. Accuracy is t
 seen, except that published weights probably saw `photos`: those rows are marked. `load` is the load average of the
 machine at the end of a cell: more than its cores means that other work ran beside it, and `--max-load` repeats such
 cells; the table has the row of the least busy machine.
+
+TOOLS (`--tools`) is a directory with the scripts of two projects, timm/train.py (train.py of
+huggingface/pytorch-image-models) and transformers/run_image_classification.py (examples/pytorch/image-classification of
+huggingface/transformers), and with environments of Python 3.11 that the tools are installed in: environments/NAME for
+one tool, environments/default for the others. AutoGluon needs an older timm than the others. LibreYOLO 1.6.0 has an
+older transformers, because with 5.23 it silently loads only 126 of the 222 tensors of DINOv2-S. The constraint keeps
+pip from replacing this torch by one with CUDA; torchvision need not fit to it.
+
+    echo torch==2.13.0 > torch.txt
+    for name in default autogluon libreyolo; do python -m venv TOOLS/environments/$name; done
+    pip install -c torch.txt fastai lightly-train timm transformers accelerate datasets evaluate scikit-learn
+    pip install -c torch.txt autogluon.multimodal==1.6.3
+    pip install -c torch.txt "libreyolo[rfdetr]==1.6.0" transformers==5.4.0
+
+Each line installs with the pip of its environment. `uv pip install` does the same with less search for versions.
 """
 
 import argparse
@@ -31,7 +46,7 @@ from pathlib import Path
 from statistics import mean
 from typing import NamedTuple
 
-from other_tools import TOOLS, run_tool
+from other_tools import TOOLS, convert, run_tool
 
 PUBLISHED = {
     "Ti/16": "Ti_16-augreg-imagenet.npz",
@@ -221,9 +236,8 @@ def measure(cell: Cell, arguments: argparse.Namespace) -> dict[str, object]:
     row: dict[str, object] = dict(cell._asdict())
     started = time.monotonic()
     if cell.option in TOOLS:
-        shutil.rmtree(out, ignore_errors=True)
-        weights = arguments.weights / PUBLISHED["DeiT-Ti"]
-        row |= run_tool(cell.option, data, out, weights=weights, minutes=arguments.minutes, tools=arguments.tools)
+        settings = {"weights": arguments.weights, "minutes": arguments.minutes, "tools": arguments.tools}
+        row |= run_tool(cell.option, data, out, **settings)
     elif cell.option == "probe":  # that of the default run
         default = arguments.work / f"{cell.folder}-default-{cell.seed}"
         seconds = sum(each["seconds"] for each in read_tried(default) if not each["steps"])
@@ -240,6 +254,8 @@ def train(cell: Cell, data: Path, out: Path, *, weights: Path, minutes: float) -
     """Train with vitkit from the start, without a network and with an empty hub cache."""
     shutil.rmtree(out, ignore_errors=True)
     init = str(weights / PUBLISHED[cell.option]) if cell.option in PUBLISHED else cell.option
+    if cell.option == "DINOv2-S":  # its tensors do not say that it is DINOv2
+        init = str(convert(Path(init), out.parent / "weights" / "dinov2-small", "dinov2", "vitkit"))
     command = [sys.executable, "-m", "vitkit", "train", str(data / "train"), "--out", str(out), f"seed={cell.seed}"]
     command += ["--minutes", f"{minutes:g}", "--from", "auto" if init == "default" else init]
     offline = {"HF_HUB_OFFLINE": "1", "HF_HUB_CACHE": str(out.parent / "empty-hub-cache")}

@@ -200,8 +200,8 @@ def recipes() -> Iterator[Recipe]:
         fashion_mnist_hybrid,
         "Fashion-MNIST at 28 pixels with a convolutional root and Muon, from scratch",
         "vitkit train fashion-mnist-hybrid --out runs/fashion data=FOLDER",
-        "6e13 FLOPs, about 10 minutes on two cores",
-        f"not measured yet; {FIGURES}",
+        "6e13 FLOPs, about 10 minutes on two cores; 7 on one with parallel.precision=bf16 where the CPU has it",
+        f"92.9 % of the 10,000 test images; {FIGURES}",
     )
     yield recipe(
         "cifar10-hybrid",

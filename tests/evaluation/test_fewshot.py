@@ -96,6 +96,14 @@ def test_temperature_scaling_calibrates_the_head() -> None:
     assert abs(float(confidence - right)) < 0.1
 
 
+def test_smoothing_bounds_the_confidence_of_a_perfect_head() -> None:
+    head, targets = LinearHead(weight=torch.eye(2), bias=torch.zeros(2)), torch.tensor([0, 1] * 4)
+    logits = head(torch.eye(2)[targets])
+    for smoothing, low, high in ((0.0, 0.9999, 1.0), (0.1, 0.9, 0.99)):
+        scaled = temperature_scaled(head, logits, targets, smoothing=smoothing)
+        assert low <= float(scaled(torch.eye(2)).softmax(dim=1).max()) <= high
+
+
 def test_shots_are_nested_and_depend_on_the_seed() -> None:
     labels = torch.tensor([0, 1, 2] * 20 + [0] * 30)
     five, ten = (sample_shots(labels, num_classes=3, shots=shots, seed=3) for shots in (5, 10))

@@ -1,6 +1,7 @@
 """Limits on what clients send, how fast, from where and with which token; with a fake worker and a fake clock."""
 
 import asyncio
+import re
 import socket
 import threading
 from collections import deque
@@ -198,12 +199,14 @@ def test_idle_connection_is_closed(server: FrontEnd) -> None:
 
 
 def test_pipelined_requests_are_answered_in_order(server: FrontEnd) -> None:
-    data = encode_head(f"Content-Length: {len(IMAGE)}") + b"\r\n\r\n" + IMAGE
+    image = encode_head(f"Content-Length: {len(IMAGE)}") + b"\r\n\r\n" + IMAGE
+    unknown = encode_head(method="GET", path="/unknown") + b"\r\n\r\n"
     with connect(server) as sock:
-        sock.sendall(data * 3)
+        sock.sendall(image + unknown + image)
         received = b""
-        while received.count(b"HTTP/1.1 200") < 3:
-            received += sock.recv(65536)
+        while received.count(b"HTTP/1.1 ") < 3 and (part := sock.recv(65536)):
+            received += part
+    assert re.findall(rb"HTTP/1.1 (\d+)", received) == [b"200", b"404", b"200"]
 
 
 def test_client_that_reads_no_responses_is_disconnected(server: FrontEnd) -> None:

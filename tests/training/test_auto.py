@@ -118,6 +118,9 @@ def test_few_images_do_not_make_the_probe_too_sure(weights, tmp_path):
     result = start(weights, tmp_path / "run", make_pairs(each=6), minutes=0.3, settings=settings)
     probes = [each for each in result.summary["selection"]["tried"] if not each["steps"]]
     assert max(each["loss"] for each in probes) < 5.0  # of 8 images all may be recognized by chance
+    images = [image for image, _ in make_pairs(each=6)]
+    confidences = [each.probability for each in vitkit.predict(tmp_path / "run" / "probe", images, workers=0)]
+    assert max(confidences) < 0.999
 
 
 def test_probe_is_chosen_by_all_images():

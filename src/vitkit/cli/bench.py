@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from vitkit.cli.console import print_result, print_table, stdout_console
-from vitkit.cli.options import CommaSeparated, device_option
+from vitkit.cli.options import COUNTS, PRECISIONS, device_option
 from vitkit.core.formatting import MISSING, format_bytes, format_plural, safe_text
 from vitkit.core.sizes import format_size
 
@@ -19,19 +19,9 @@ COLUMNS = ("startup", "memory", "same top-1", "difference")
 @click.command("bench")
 @click.argument("model")
 @click.option("--images", metavar="PATH", help="Measure agreement with fp32 on the first images there.")
+@click.option("--batch-size", type=COUNTS, default="1,8,32", show_default=True, help="Batch sizes to measure.")
 @click.option(
-    "--batch-size",
-    type=CommaSeparated(click.IntRange(min=1)),
-    default="1,8,32",
-    show_default=True,
-    help="Batch sizes to measure.",
-)
-@click.option(
-    "--precision",
-    type=CommaSeparated(click.Choice(["fp32", "bf16", "int8"])),
-    default="fp32,bf16,int8",
-    show_default=True,
-    help="Precisions to measure.",
+    "--precision", type=PRECISIONS, default="fp32,bf16,int8", show_default=True, help="Precisions to measure."
 )
 @click.option("--merge", type=click.IntRange(min=0), metavar="R", default=0, help="Also merge R tokens per layer.")
 @click.option(

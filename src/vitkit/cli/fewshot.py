@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from vitkit.cli.console import print_result, print_table, stderr_console
-from vitkit.cli.options import CommaSeparated, device_option, json_option, workers_option
+from vitkit.cli.options import COUNTS, device_option, json_option, workers_option
 from vitkit.core.formatting import safe_text
 
 if TYPE_CHECKING:
@@ -16,13 +16,7 @@ if TYPE_CHECKING:
 @click.command("fewshot")
 @click.argument("model")
 @click.argument("data")
-@click.option(
-    "--shots",
-    type=CommaSeparated(click.IntRange(min=1)),
-    default="1,5,10,25",
-    show_default=True,
-    help="Images of each class.",
-)
+@click.option("--shots", type=COUNTS, default="1,5,10,25", show_default=True, help="Images of each class.")
 @click.option("--seeds", type=click.IntRange(min=1), default=3, show_default=True, help="Number of random draws.")
 @click.option(
     "--method",

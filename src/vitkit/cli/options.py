@@ -9,6 +9,7 @@ import click
 from vitkit.core.formatting import LogFormat, configure_logging
 from vitkit.core.sizes import Size
 
+PRECISION = click.Choice(["fp32", "bf16", "int8"])
 device_option = click.option("--device", default="auto", show_default=True, help="cpu, cuda, mps, or auto.")
 workers_option = click.option(
     "--workers",
@@ -18,7 +19,7 @@ workers_option = click.option(
 json_option = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 precision_option = click.option(
     "--precision",
-    type=click.Choice(["fp32", "bf16", "int8"]),
+    type=PRECISION,
     default="fp32",
     show_default=True,
     help="Precision of matrix products; bf16 and int8 are faster and less exact.",
@@ -65,8 +66,12 @@ class CommaSeparated(click.ParamType[list[Any]]):
         return items or self.fail("the list is empty", param, ctx)
 
 
+COUNTS = CommaSeparated(click.IntRange(min=1))
+"""Numbers of at least 1."""
 RATES = CommaSeparated(click.FloatRange(min=0, max=float("inf"), min_open=True, max_open=True))
 """Learning rates."""
+PRECISIONS = CommaSeparated(PRECISION)
+"""Precisions of engines."""
 
 
 @dataclass

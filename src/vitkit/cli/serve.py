@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from vitkit.cli.options import CommaSeparated
+from vitkit.cli.options import PRECISIONS
 
 
 @click.command("serve")
@@ -17,7 +17,7 @@ from vitkit.cli.options import CommaSeparated
 )
 @click.option(
     "--precision",
-    type=CommaSeparated(click.Choice(["fp32", "bf16", "int8"])),
+    type=PRECISIONS,
     default="fp32",
     show_default=True,
     help="fp32, bf16 or int8, or several: fp32,int8.",

@@ -35,18 +35,13 @@ class Server:
         url: Address of the server.
         process: The process of the server; None if it has ended.
         drain: Seconds that the server has to answer accepted requests.
-        on_stop: Called after the server has ended.
     """
 
-    def __init__(
-        self,
-        url: str,
-        *,
-        process: "subprocess.Popen[bytes] | None" = None,
-        drain: float = 0.0,
-        on_stop: Callable[[], object] = lambda: None,
-    ) -> None:
-        self.url, self.process, self.drain, self.on_stop = url, process, drain, on_stop
+    on_stop: Callable[[], object]
+    """Called after the server has ended."""
+
+    def __init__(self, url: str, *, process: "subprocess.Popen[bytes] | None" = None, drain: float = 0.0) -> None:
+        self.url, self.process, self.drain, self.on_stop = url, process, drain, lambda: None
         if process is not None:
             atexit.register(self.stop)
 

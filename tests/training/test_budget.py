@@ -74,10 +74,14 @@ def test_advice_names_the_weakest_class_and_better_weights():
     selection = Selection(
         records=(), best=record("probe", 0.7, 0.5), path=Path("probe"), minutes=3.0, advice="use other weights"
     )
-    lines = advise(selection, counts={"ants": 12, "bees": 90}, recalls={"ants": 0.4, "bees": 0.9}, top1=0.8)
+    counts, recalls = {"ants": 12, "bees": 90}, {"ants": 0.4, "bees": 0.9}
+    lines = advise(selection, counts=counts, recalls=recalls, top1=0.8, final_top1=0.75)
     assert lines == [
         "more photos of ants: 40% of them are recognized, from 12 photos",
         "use other weights",
         "more minutes: the final run improved on the trials (--minutes 9)",
     ]
-    assert advise(selection, counts={}, recalls={"ants": 1.0}, top1=1.0) == []
+    assert (
+        advise(selection, counts=counts, recalls=recalls, top1=0.8, final_top1=0.65) == lines[:-1]
+    )  # the probe is kept
+    assert advise(selection, counts={}, recalls={"ants": 1.0}, top1=1.0, final_top1=1.0) == []

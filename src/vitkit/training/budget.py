@@ -193,8 +193,13 @@ def best_record(records: Sequence[TrialRecord], *, images: int) -> TrialRecord:
     return min((record for record in records if record.top1 >= top - error), key=lambda record: record.loss)
 
 
-def advise(selection: Selection, *, counts: Mapping[str, int], recalls: Mapping[str, float], top1: float) -> list[str]:
-    """Return what would help most: photos of the weakest class, other weights, or more minutes."""
+def advise(
+    selection: Selection, *, counts: Mapping[str, int], recalls: Mapping[str, float], top1: float, final_top1: float
+) -> list[str]:
+    """Return what would help most: photos of the weakest class, other weights, or more minutes.
+
+    `final_top1` is the accuracy of the final run on held-out images, as those of the trials.
+    """
     advice = []
     weakest = min(recalls, key=lambda name: recalls[name], default=None)
     if weakest is not None and recalls[weakest] < 0.95:
@@ -202,6 +207,6 @@ def advise(selection: Selection, *, counts: Mapping[str, int], recalls: Mapping[
         advice.append(f"more photos of {weakest}: {recalls[weakest]:.0%} of them are recognized, from {number}")
     if selection.advice and top1 < 0.99:
         advice.append(selection.advice)
-    if top1 < 0.99 and top1 > selection.best.top1:
+    if top1 < 0.99 and final_top1 > selection.best.top1:
         advice.append(f"more minutes: the final run improved on the trials (--minutes {3 * selection.minutes:g})")
     return advice

@@ -133,7 +133,7 @@ def finalize_run(
     for other in config.report.compare_with:
         if RunDir(Path(other)).read_summary() is None:
             callback.on_warning(f"report.compare_with: {other} is not a finished run")
-    selection = describe_selection(context, data, evaluation, winner=winner)
+    selection = describe_selection(context, data, evaluation, winner=winner, final=validation)
     suggestion = suggest_pretrained(config, evaluation.result.top1 if evaluation else None, tried=selection)
     report = render_report(
         context,
@@ -176,7 +176,12 @@ def keep_best(context: RunContext, bundle: ModelBundle, final: Mapping[str, obje
 
 
 def describe_selection(
-    context: RunContext, data: RunData, evaluation: SplitEvaluation | None, *, winner: str
+    context: RunContext,
+    data: RunData,
+    evaluation: SplitEvaluation | None,
+    *,
+    winner: str,
+    final: Mapping[str, object] | None,
 ) -> dict[str, object]:
     """Return what was tried, what was kept, and what would help most; empty without a time budget."""
     selection = context.selection
@@ -186,11 +191,12 @@ def describe_selection(
     result = evaluation.result if evaluation else None
     recalls = {each.name: each.recall for each in result.per_class if each.recall is not None} if result else {}
     top1 = result.top1 if result else selection.best.top1
+    final_top1 = float(str(final["val_top1"])) if final else 0.0
     return {
         "minutes": selection.minutes,
         "kept": winner,
         "tried": [asdict(record) for record in selection.records],
-        "advice": advise(selection, counts=counts, recalls=recalls, top1=top1),
+        "advice": advise(selection, counts=counts, recalls=recalls, top1=top1, final_top1=final_top1),
     }
 
 
